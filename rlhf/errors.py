@@ -1,0 +1,23 @@
+"""The one error a user can cause, and how a program reports it."""
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something outside the code is wrong: a parameter, a file, a row. The message is one line."""
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a program: a `UserError` becomes one line on stderr and exit status 1, Ctrl-C becomes 130."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        print(f"error: {error.strerror or error}: {error.filename or 'no file name'}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,116 @@
+"""What a stage writes: files that appear whole or not at all, and one progress line per step."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlhf.errors import UserError
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Give a temporary neighbour of `path` to write, a file or a folder; move it into place on success only."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    _remove(temporary)
+    try:
+        yield temporary
+        if temporary.is_dir():
+            _remove(path)
+        os.replace(temporary, path)
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 with \\n line ends, whatever the platform and locale."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write indented JSON; a number that is not finite is an error (DVC cannot compare it)."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
+    """Write one JSON object per line."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+
+def write_csv(path: str | Path, rows: list[dict]) -> None:
+    """Write rows with the first row's keys as header; None becomes an empty cell."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file; raises `UserError` when it is not JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON: {error}") from None
+
+
+def read_jsonl(path: str | Path) -> list[dict]:
+    """Read one JSON object per line; raises `UserError` with the line's number."""
+    rows = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
+        if not line:
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}: not valid JSON: {error}") from None
+    return rows
+
+
+def sha256_file(path: str | Path) -> str:
+    """Hash a file without holding it in memory."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_rows(rows: Iterable[dict]) -> str:
+    """Hash rows by their canonical JSON, so that the digest does not depend on how they are stored."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode("utf-8") + b"\n")
+    return digest.hexdigest()
+
+
+class Progress:
+    """One console line per reported step: values, tokens per second, time left. Never written to an output."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.started, self.tokens = time.monotonic(), 0
+
+    def step(self, step: int, tokens: int, **values: float | None) -> None:
+        """Report that `step` of `steps` is done and took `tokens` more tokens through the model."""
+        self.tokens += tokens
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        left = int(elapsed / step * (self.steps - step))
+        shown = "  ".join(f"{name} {'null' if v is None else format(v, '.4g')}" for name, v in values.items())
+        print(
+            f"{self.name} {step}/{self.steps}  {shown}  {self.tokens / elapsed:.0f} tokens/s  "
+            f"{left // 60}:{left % 60:02d} left",
+            flush=True,
+        )

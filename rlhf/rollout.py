@@ -1,0 +1,83 @@
+"""From prompts to everything a PPO update needs: sample, score, and place per-token rewards."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from rlhf.models import select
+from rlhf.ops import masked_mean, masked_sum
+from rlhf.sampling import sample
+from rlhf.scoring import evaluate, reward_scores
+from rlhf.textmetrics import repetition
+
+
+class Rollout(NamedTuple):
+    """One batch of sampled responses with all that is fixed before the update."""
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    response_mask: Tensor  # [B, R] bool
+    logprobs: Tensor  # [B, R] under the policy that sampled
+    ref_logprobs: Tensor  # [B, R] under the frozen SFT policy
+    entropy: Tensor  # [B, R]
+    values: Tensor  # [B, R]
+    scores: Tensor  # [B] frozen reward model, in [-1, 1]
+
+
+@torch.no_grad()
+def collect(
+    model: PeftModel,
+    reward_head: nn.Linear,
+    value_head: nn.Linear,
+    prompts: list[list[int]],
+    streams: list[np.random.Generator],
+    *,
+    response_tokens: int,
+    eos_id: int,
+    temperature: float,
+    max_tokens: int,
+) -> Rollout:
+    """Sample from adapter `ppo`; evaluate under `ppo` and under the frozen `sft`; score with `reward`."""
+    select(model, "ppo")
+    responses = sample(model, prompts, streams, response_tokens, eos_id, temperature)
+    policy = evaluate(model, prompts, responses, value_head, temperature, max_tokens)
+    select(model, "sft")
+    reference = evaluate(model, prompts, responses, None, temperature, max_tokens)
+    texts = [p + r for p, r in zip(prompts, responses, strict=True)]
+    scores = reward_scores(model, reward_head, texts, eos_id, max_tokens)
+    lengths = torch.tensor([len(r) for r in responses], device=scores.device)
+    columns = torch.arange(policy.logprobs.shape[1], device=scores.device)
+    return Rollout(
+        prompts,
+        responses,
+        columns < lengths[:, None],
+        policy.logprobs,
+        reference.logprobs,
+        policy.entropy,
+        policy.values,
+        scores,
+    )
+
+
+def summarise(rollout: Rollout, decode: Callable[[list[int]], str], eos_id: int) -> dict[str, float]:
+    """A rollout as flat numbers: over-optimisation shows in the ones beside the reward.
+
+    reward: mean score. kl: k1 estimate of KL(policy || SFT), nats per sequence; kl_per_token: the same per
+    token. ended_rate: share that stopped by EOS. length: tokens, EOS included. repetition: share of repeated
+    word 3-grams. entropy: nats per token.
+    """
+    responses, mask = rollout.responses, rollout.response_mask
+    log_ratio = rollout.logprobs - rollout.ref_logprobs
+    return {
+        "reward": rollout.scores.mean().item(),
+        "kl": (masked_sum(log_ratio, mask) / len(responses)).item(),
+        "kl_per_token": masked_mean(log_ratio, mask).item(),
+        "ended_rate": sum(response[-1] == eos_id for response in responses) / len(responses),
+        "length": sum(map(len, responses)) / len(responses),
+        "repetition": sum(repetition(decode(response)) for response in responses) / len(responses),
+        "entropy": masked_mean(rollout.entropy, mask).item(),
+    }

@@ -1,0 +1,15 @@
+"""The policy's tokenizer, loaded from a verified folder."""
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from rlhf.errors import UserError
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of `folder`; raises `UserError` when it names no end-of-sequence token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{folder.name}: the tokenizer names no end-of-sequence token")
+    return tokenizer

@@ -1,0 +1,189 @@
+"""PPO with a KL penalty to the frozen SFT policy, one run per seed: `python -m stages.ppo --seed 42`.
+
+The numbers in the comments are the steps that the README describes.
+"""
+
+import argparse
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from rlhf.batching import chunks
+from rlhf.config import load
+from rlhf.errors import run
+from rlhf.models import (
+    Lora,
+    adapter_state,
+    add_adapters,
+    fingerprint,
+    load_adapter,
+    load_base,
+    load_head,
+    new_head,
+    save_adapter,
+    save_head,
+    select,
+    set_adapter_state,
+    set_determinism,
+)
+from rlhf.objectives import gae, token_rewards
+from rlhf.ops import whiten
+from rlhf.optim import adamw, loss_scaler, optimizer_step
+from rlhf.randomness import epoch_order, stream
+from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json
+from rlhf.rollout import collect, summarise
+from rlhf.sources import locate
+from rlhf.tokenizer import load_tokenizer
+from rlhf.update import minibatch_backward, summarise_updates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, required=True)
+    seed = parser.parse_args().seed
+    params = load()
+    ppo, adam, generation = params.ppo, params.adam, params.generation
+    max_tokens = params.model.micro_batch_tokens
+    device = set_determinism(params.runtime.device, params.runtime.threads)
+    manifest = read_json("data/manifests/policy.json")
+    folder = locate(manifest)
+    tokenizer = load_tokenizer(folder)
+    eos_id = tokenizer.eos_token_id
+
+    # 1. One base, three adapters: `sft` is the frozen reference, `reward` the frozen judge of texts, and
+    #    `ppo` starts as a copy of `sft`. The value head starts at zero.
+    base = load_base(folder, params.model.dtype, params.model.quantization, device)
+    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft", "reward", "ppo"], params.seed)
+    load_adapter(model, "sft", "artifacts/sft")
+    load_adapter(model, "reward", "artifacts/reward")
+    reward_head = load_head("artifacts/reward/head.safetensors", device)
+    set_adapter_state(model, "ppo", adapter_state(model, "sft"))
+    value_head = new_head(base.config.hidden_size, None, device)
+    frozen = {name: fingerprint(model, name) for name in ("sft", "reward")}
+
+    groups = {"policy": select(model, "ppo", train=True), "value": list(value_head.parameters())}
+    optimizer = adamw(groups, ppo.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
+    scaler = loss_scaler(device, base.dtype)
+
+    def decode(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
+    prefixes, validation_prefixes = (
+        [row["token_ids"][: generation.prefix_tokens] for row in read_jsonl(f"data/split/{part}.jsonl")]
+        for part in ("ppo", "val")
+    )
+    settings = {
+        "response_tokens": generation.response_tokens,
+        "eos_id": eos_id,
+        "temperature": generation.temperature,
+        "max_tokens": max_tokens,
+    }
+
+    def validate(step: int) -> dict:
+        """The same prefixes and the same noise at every check, so that only the policy differs."""
+        chosen = validation_prefixes[: ppo.validation_prefixes]
+        noise = [stream(params.seed, "ppo", "validation", row) for row in range(len(chosen))]
+        rollout = collect(model, reward_head, value_head, chosen, noise, **settings)
+        return {"step": step, **summarise(rollout, decode, eos_id)}
+
+    validations = [validate(0)]
+    best = Checkpoint(0, validations[0]["reward"], adapter_state(model, "ppo"), head_state(value_head))
+    progress, log = Progress(f"ppo@{seed}", ppo.steps), []
+    for step in range(ppo.steps):
+        # 2. Sample a batch of responses; evaluate them under the policy and the reference; score them.
+        rows = epoch_order(seed, "ppo", len(prefixes), step, ppo.batch_size)
+        noise = [stream(seed, "ppo", "sample", step, row) for row in range(len(rows))]
+        rollout = collect(model, reward_head, value_head, [prefixes[i] for i in rows], noise, **settings)
+        mask = rollout.response_mask
+
+        # 3. Per-token rewards: the KL penalty everywhere, the score on the last token.
+        rewards = token_rewards(rollout.scores, rollout.logprobs, rollout.ref_logprobs, mask, ppo.kl_beta)
+
+        # 4. Advantages by GAE; returns from the raw advantages; then the advantages are whitened.
+        advantages, returns = gae(rewards, rollout.values, mask, ppo.gamma, ppo.lam)
+        advantages = whiten(advantages, mask)
+
+        # 5. Several epochs over the batch, in shuffled minibatches. Each evaluates its rows again, with
+        #    gradients; takes the clipped policy and value losses; clips the gradient; updates once.
+        select(model, "ppo", train=True)
+        statistics, norms = [], []
+        for epoch in range(ppo.epochs):
+            order = stream(seed, "ppo", "minibatches", step, epoch).permutation(len(rows)).tolist()
+            for minibatch in chunks(order, ppo.batch_size // ppo.minibatches):
+                statistics.append(
+                    minibatch_backward(
+                        model,
+                        value_head,
+                        rollout,
+                        advantages,
+                        returns,
+                        minibatch,
+                        scaler,
+                        temperature=generation.temperature,
+                        clip=ppo.clip,
+                        value_clip=ppo.value_clip,
+                        value_coef=ppo.value_coef,
+                        max_tokens=max_tokens,
+                    )
+                )
+                norms.append(optimizer_step(optimizer, groups, scaler, adam.max_grad_norm))
+
+        log.append(
+            {
+                "step": step + 1,
+                **summarise(rollout, decode, eos_id),
+                **summarise_updates(statistics, norms, ppo.value_coef),
+                "kl_beta": ppo.kl_beta,
+            }
+        )
+        shown = {name: log[-1][name] for name in ("reward", "kl", "loss", "length", "policy_grad_norm")}
+        progress.step(step + 1, int(mask.sum()), **shown)
+
+        # 6. Fixed validation; the policy with the highest validation reward is the one selected.
+        if (step + 1) % ppo.validate_every == 0 or step + 1 == ppo.steps:
+            validations.append(validate(step + 1))
+            print(f"ppo@{seed} validation {validations[-1]}", flush=True)
+            if validations[-1]["reward"] > best.reward:
+                reward = validations[-1]["reward"]
+                best = Checkpoint(step + 1, reward, adapter_state(model, "ppo"), head_state(value_head))
+
+    # 7. What was frozen must still be what it was; then write the last and the selected policy.
+    for name, expected in frozen.items():
+        if fingerprint(model, name) != expected:
+            raise RuntimeError(f"the frozen adapter {name!r} changed during PPO")
+    with replacing(f"artifacts/ppo/{seed}") as output:
+        save_adapter(model, "ppo", output / "last", manifest["source"]["name"])
+        save_head(value_head, output / "last" / "value_head.safetensors")
+        set_adapter_state(model, "ppo", best.adapter)
+        value_head.load_state_dict(best.head)
+        save_adapter(model, "ppo", output, manifest["source"]["name"])
+        save_head(value_head, output / "value_head.safetensors")
+    write_csv(f"reports/plots/ppo/{seed}.csv", log)
+    write_csv(f"reports/plots/ppo_validation/{seed}.csv", validations)
+    write_json(
+        f"reports/metrics/ppo/{seed}.json",
+        {
+            "selected_step": best.step,
+            "validation_reward_initial": validations[0]["reward"],
+            "validation_reward_selected": best.reward,
+            "last_step_reward": log[-1]["reward"],
+            "last_step_kl": log[-1]["kl"],
+        },
+    )
+
+
+class Checkpoint(NamedTuple):
+    """The policy with the highest fixed-validation reward so far; SFT itself is the first candidate."""
+
+    step: int
+    reward: float
+    adapter: dict[str, Tensor]
+    head: dict[str, Tensor]
+
+
+def head_state(head: nn.Linear) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in head.state_dict().items()}
+
+
+if __name__ == "__main__":
+    run(main)

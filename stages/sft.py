@@ -1,0 +1,52 @@
+"""Supervised fine-tuning: adapt the base model to review text: `python -m stages.sft`."""
+
+from rlhf.batching import micro_batches, pad_pairs
+from rlhf.config import load
+from rlhf.errors import run
+from rlhf.models import Lora, add_adapters, load_base, save_adapter, select, set_determinism
+from rlhf.objectives import sequence_nll
+from rlhf.optim import adamw, loss_scaler, optimizer_step
+from rlhf.randomness import epoch_order
+from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv
+from rlhf.scoring import response_outputs
+from rlhf.sources import locate
+from rlhf.tokenizer import load_tokenizer
+
+
+def main() -> None:
+    params = load()
+    sft, adam = params.sft, params.adam
+    device = set_determinism(params.runtime.device, params.runtime.threads)
+    manifest = read_json("data/manifests/policy.json")
+    folder = locate(manifest)
+    eos_id = load_tokenizer(folder).eos_token_id
+    base = load_base(folder, params.model.dtype, params.model.quantization, device)
+    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft"], params.seed)
+    # A review's first token has nothing before it, so it is the prompt and the rest is the response.
+    reviews = [row["token_ids"] + [eos_id] for row in read_jsonl("data/split/sft.jsonl")]
+
+    parameters = {"policy": select(model, "sft", train=True)}
+    optimizer = adamw(parameters, sft.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
+    scaler = loss_scaler(device, base.dtype)
+    progress, log = Progress("sft", sft.steps), []
+    for step in range(sft.steps):
+        batch = [reviews[i] for i in epoch_order(params.seed, "sft", len(reviews), step, sft.batch_size)]
+        loss = 0.0
+        for indices in micro_batches([len(review) for review in batch], params.model.micro_batch_tokens):
+            chosen = [batch[i] for i in indices]
+            padded = pad_pairs([r[:1] for r in chosen], [r[1:] for r in chosen], eos_id, device)
+            outputs = response_outputs(model, padded, None, temperature=1.0)
+            part = sequence_nll(outputs.logprobs, padded.response_mask).sum() / len(batch)
+            scaler.scale(part).backward()
+            loss += part.item()
+        norms = optimizer_step(optimizer, parameters, scaler, adam.max_grad_norm)
+        log.append({"step": step + 1, "loss": loss, "grad_norm": norms.total})
+        progress.step(step + 1, sum(map(len, batch)), loss=loss, grad_norm=norms.total)
+
+    with replacing("artifacts/sft") as output:
+        save_adapter(model, "sft", output, manifest["source"]["name"])
+    write_csv("reports/plots/sft.csv", log)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -82,11 +82,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class JudgeRows:
-    """The judge's training text: the last whole sentences of each review, at most `characters` long."""
+    """The judge's training texts: the last whole sentences of `size` reviews, at most `characters` long, and,
+    if `leftover` is set, the snippets that no other part uses."""
 
     where: dict[str, str]
     characters: Count
     size: Count
+    leftover: bool
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,22 @@ class Split:
     max_tokens: Count
     sizes: Sizes
     judge: JudgeRows
-    sha256: Sha256 | None
+    sha256: dict[str, Sha256] | None
+
+
+@dataclass(frozen=True)
+class Lora:
+    rank: Count
+    alpha: Positive
+    dropout: BelowOne
+    targets: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Model:
     dtype: Literal["float32", "bfloat16", "float16"]
     quantization: Literal["none", "nf4"]
-    lora_rank: Count
-    lora_alpha: Positive
-    lora_dropout: BelowOne
-    lora_targets: tuple[Text, ...]
+    lora: Lora
     micro_batch_tokens: Count
 
 
@@ -168,7 +175,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Judge:
-    epochs: Count
+    """How the judge is trained; `epochs` 0 takes a ready classifier as it is."""
+
+    epochs: Natural
     batch_size: Count
     lr: Positive
     max_tokens: Count

@@ -4,6 +4,7 @@ The only module that knows peft and bitsandbytes.
 """
 
 import hashlib
+import logging
 import os
 import warnings
 from pathlib import Path
@@ -16,9 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.utils.logging import disable_progress_bar
 
 from rlhf.errors import UserError
 from rlhf.randomness import stream
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+disable_progress_bar()
 
 
 class Lora(NamedTuple):

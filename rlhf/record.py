@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from rlhf.errors import UserError
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary neighbour of `path` to write, a file or a folder; move it into place on success only."""
+    """Give a temporary neighbour of `path`, a file or a folder to be; move it into place on success only."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
@@ -25,7 +24,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         yield temporary
         if temporary.is_dir():
             _remove(path)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         _remove(temporary)
 
@@ -97,15 +96,17 @@ def sha256_rows(rows: Iterable[dict]) -> str:
 
 
 class Progress:
-    """One console line per reported step: values, tokens per second, time left. Never written to an output."""
+    """Console lines with values, tokens per second and time left, some fifty in all. Never in an output."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps = name, steps
         self.started, self.tokens = time.monotonic(), 0
 
     def step(self, step: int, tokens: int, **values: float | None) -> None:
-        """Report that `step` of `steps` is done and took `tokens` more tokens through the model."""
+        """Note that `step` of `steps` is done and took `tokens` more tokens; print every fiftieth of the way."""
         self.tokens += tokens
+        if step % max(1, self.steps // 50) and step != self.steps:
+            return
         elapsed = max(time.monotonic() - self.started, 1e-9)
         left = int(elapsed / step * (self.steps - step))
         shown = "  ".join(f"{name} {'null' if v is None else format(v, '.4g')}" for name, v in values.items())

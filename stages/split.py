@@ -2,6 +2,7 @@
 
 from rlhf.config import Split, load
 from rlhf.data import (
+    Row,
     closing_text,
     cut,
     distinct,
@@ -35,7 +36,7 @@ def main() -> None:
     )
     parts = cut(eligible, sizes)
     judge_rows = read_table(table, split.rows.text_column, split.rows.label_column, split.judge.where)
-    parts["judge"] = judge_part(judge_rows, {normalised(row["text"]) for row in eligible}, split, params.seed)
+    parts["judge"] = judge_part(judge_rows, eligible, split, params.seed)
 
     hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
     check_frozen(hashes, split.sha256)
@@ -62,12 +63,19 @@ def main() -> None:
     print(f"split: {summary['sizes']}")
 
 
-def judge_part(rows: list, taken: set[str], split: Split, seed: int) -> list[dict]:
-    """The judge's own rows: closing sentences of reviews, none of which is a text of another part."""
-    closings = [row._replace(text=closing_text(row.text, split.judge.characters)) for row in rows]
+def judge_part(reviews: list[Row], eligible: list[dict], split: Split, seed: int) -> list[dict]:
+    """The judge's own rows: closing sentences of reviews, and the rows that no other part has taken."""
+    closings = [row._replace(text=closing_text(row.text, split.judge.characters)) for row in reviews]
     unique, _ = distinct([row for row in closings if row.text])
-    free = [row for row in in_hash_order(unique, seed) if normalised(row.text) not in taken]
-    return cut([row._asdict() for row in free], {"judge": split.judge.size})["judge"]
+    known = {normalised(row["text"]) for row in eligible}
+    free = [row for row in in_hash_order(unique, seed) if normalised(row.text) not in known]
+    rows = cut([row._asdict() for row in free], {"judge": split.judge.size})["judge"]
+    leftover = eligible[sum(vars(split.sizes).values()) :] if split.judge.leftover else []
+    first = len(rows)
+    return rows + [
+        {"id": f"judge-{first + i:05d}", "text": row["text"], "label": row["label"]}
+        for i, row in enumerate(leftover)
+    ]
 
 
 def check_frozen(hashes: dict[str, str], frozen: dict[str, str] | None) -> None:

@@ -1,0 +1,23 @@
+# Each target creates .venv with the pinned packages first if it is missing or constraints.txt has changed.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: repro test lint
+
+repro: .venv/installed.txt
+	dvc repro
+	@echo "The report is reports/report.md"
+
+test: .venv/installed.txt
+	pytest
+
+lint: .venv/installed.txt
+	ruff check .
+	ruff format --check .
+
+.venv/installed.txt: constraints.txt
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	python -m pip install --quiet --disable-pip-version-check -r constraints.txt
+	cp constraints.txt .venv/installed.txt

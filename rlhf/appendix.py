@@ -1,0 +1,261 @@
+"""The report's later sections, as markdown: the models, training, examples, provenance."""
+
+import json
+from typing import Any
+
+import pandas as pd
+
+from rlhf import markdown as md
+from rlhf.comparisons import Agreement
+from rlhf.reporting import count_of, title_of
+from rlhf.stats import clopper_pearson
+
+SHOWN_CHARACTERS = 320
+EXTREMES = 3
+PROMISE = """- **Same machine, versions and thread count**: every output has the same bytes from run to run,
+  and a run that was interrupted ends with the bytes of one that was not.
+- **Another machine**: the same split, and the same statistics from the same judged rows. Trained weights, and
+  with them texts and scores, may differ: floating-point sums depend on instruction set and thread count.
+- **Every random draw** comes from a stream named by seed, stage, purpose, step and row; policies share the
+  evaluation's noise, so that their differences are paired draw by draw."""
+LIMITS = """- Sentiment is scored by models and a word list. No person compared these texts.
+- One policy model, one SFT run, one reward model, one split: variation between these is not measured.
+- The prefixes come from the source that SFT and the reward model were trained on (other rows of it).
+  Nothing is shown about other text.
+- The PPO checkpoint is selected by the reward that PPO optimises, on other prefixes than the test's."""
+
+
+def reward_model(
+    metrics: dict[str, Any],
+    weak_accuracy: float,
+    judge: dict[str, Any],
+    worst: list[dict],
+    agreement: list[Agreement],
+) -> str:
+    """Section 5: quality of the reward model and of the judge, its worst errors, agreement of the three."""
+    right = metrics["true_negatives"] + metrics["true_positives"]
+    state = (
+        f"**The reward model is weak**: its accuracy is below {md.number(weak_accuracy, 2)}."
+        if metrics["accuracy"] < weak_accuracy
+        else f"Not weak by this project's mark, an accuracy of {md.number(weak_accuracy, 2)}."
+    )
+    rows = [
+        _accuracy("Reward model", right / metrics["n"], metrics["n"]),
+        _accuracy("Judge", judge["accuracy"], judge["n"]),
+        _accuracy("VADER", judge["vader_accuracy"], judge["n"]),
+    ]
+    caption = (
+        "The reward model on held-out labels. Dots near the diagonal mean that its probabilities can be "
+        f"read as such. n = {metrics['n']} reviews; accuracy {rows[0][2]} {rows[0][3]}, a 95% "
+        "Clopper-Pearson interval"
+    )
+    errors = [
+        [
+            md.escape(row["text"], 200),
+            "positive" if row["label"] else "negative",
+            md.number(row["probability"]),
+        ]
+        for row in worst
+    ]
+    kappas = [[a.first, a.second, md.percent(a.share), md.number(a.kappa, 2)] for a in agreement]
+    return "\n\n".join(
+        [
+            "## 5. Reward model and judge",
+            f"{state} BCE {md.number(metrics['bce'])} nats, expected calibration error "
+            f"{md.number(metrics['expected_calibration_error'])}; checkpoint of step "
+            f"{metrics['selected_step']}, the lowest validation BCE. The judge was trained on "
+            f"{judge['train_rows']} rows that neither the reward model nor the policy saw.",
+            md.table(["Classifier", "Labels", "Accuracy", "95% interval"], rows),
+            md.figure(4, "reward_model", caption),
+            "The reward model's worst errors:",
+            md.table(["Review", "Human label", "Predicted probability of positive"], errors),
+            "Agreement on the sign of sentiment over all generated texts (reward >= 0, judged probability "
+            ">= 0.5, VADER compound > 0):",
+            md.table(["", "", "Agree", "Cohen's kappa"], kappas, text_columns=2),
+        ]
+    )
+
+
+def _accuracy(name: str, accuracy: float, n: int) -> list[str]:
+    bounds = clopper_pearson(round(accuracy * n), n)
+    return [name, str(n), md.number(accuracy), md.interval(*bounds)]
+
+
+def training(ppo: dict[int, dict[str, Any]], validation_prefixes: int) -> str:
+    """Section 6: training curves, selection by fixed validation, diagnostics; `ppo[seed]`: its metrics."""
+    rows = [
+        [
+            f"PPO {seed}",
+            str(m["selected_step"]) + (" (SFT itself)" if m["selected_step"] == 0 else ""),
+            md.number(m["validation_reward_initial"]),
+            md.number(m["validation_reward_selected"]),
+            md.number(m["last_step_reward"]),
+            md.number(m["last_step_kl"], 2),
+        ]
+        for seed, m in ppo.items()
+    ]
+    runs = count_of(len(ppo), "run")
+    header = [
+        "",
+        "Selected step",
+        "Validation reward, SFT",
+        "selected",
+        "Last training reward",
+        "Last KL (nats)",
+    ]
+    return "\n\n".join(
+        [
+            "## 6. Training",
+            md.table(header, rows),
+            md.figure(
+                5,
+                "training",
+                "Training curves. Losses should fall and flatten; the PPO reward should rise "
+                f"faster than its KL. n = 1 run of SFT and of the reward model, {runs} of PPO; batch "
+                "means, without interval",
+            ),
+            md.figure(
+                6,
+                "validation",
+                "Fixed validation along PPO. The ringed step has the highest reward and is the "
+                "policy evaluated in this report; step 0 is SFT. The reward of a selected step is "
+                f"optimistic, the test prefixes are not part of it. n = {validation_prefixes} prefixes, "
+                "same noise at every check; means, without interval",
+            ),
+            md.figure(
+                7,
+                "diagnostics",
+                "PPO updates step by step. A vanishing policy gradient, an exploding value "
+                "gradient, many clipped tokens or repeated skips each point to another problem; gaps are "
+                f"skipped updates. n = {runs}; batch values, without interval",
+            ),
+        ]
+    )
+
+
+def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:
+    """Section 7: the first `count` prefixes in id order, then the largest gains and losses; first samples.
+
+    `rows` comes from `comparisons.prepare`.
+    """
+    first = rows[rows["sample"] == rows["sample"].min()]
+    judged = first.pivot(index="id", columns="policy", values="judge_full")
+    ppo = [policy for policy in policies if policy.startswith("ppo-")]
+    gain = (judged[ppo].mean(axis=1) - judged["sft"]).sort_index()
+    ordered = gain.sort_values(kind="stable")
+    losses = ordered[ordered < 0].index[:EXTREMES]
+    gains = gain[gain > 0].sort_values(ascending=False, kind="stable").index[:EXTREMES]
+    return "\n\n".join(
+        [
+            "## 7. Examples",
+            f"The first {min(count, len(gain))} test prefixes in id order, first sample each: chosen "
+            "before any score was seen.",
+            *(_example(first[first["id"] == name], policies) for name in gain.index[:count]),
+            "### Largest gains and losses",
+            "**Chosen by score, not representative**: the prefixes where the judged probability differs "
+            "most from SFT's, mean over PPO seeds, first sample.",
+            *(
+                _example(first[first["id"] == name], policies, f"gain {md.signed(gain[name], 2)}")
+                for name in gains
+            ),
+            *(
+                _example(first[first["id"] == name], policies, f"loss {md.signed(gain[name], 2)}")
+                for name in losses
+            ),
+        ]
+    )
+
+
+def _example(rows: pd.DataFrame, policies: list[str], remark: str = "") -> str:
+    by_policy = rows.set_index("policy")
+    cells = []
+    for policy in policies:
+        row = by_policy.loc[policy]
+        text = md.escape(row["continuation"], SHOWN_CHARACTERS) or "(empty)"
+        end = "" if row["ended"] else " (cut at the limit)"
+        cells.append([title_of(policy), text + end, md.number(row["judge_full"], 2)])
+    prefix = md.escape(rows["prefix"].iloc[0], SHOWN_CHARACTERS) or "(empty)"
+    heading = f"**{prefix} …**" + (f" ({remark})" if remark else "")
+    return f"{heading}\n\n{md.table(['Policy', 'Continuation', 'Judged'], cells, text_columns=2)}"
+
+
+def provenance(
+    manifests: dict[str, dict],
+    split: dict[str, Any],
+    params: dict[str, Any],
+    versions: dict[str, str],
+    seeds: int,
+) -> str:
+    """Section 8: pins, split, parameters, versions, promises, licences and limits.
+
+    `manifests[what]` and `split` are the stages' JSON, `params` is params.yaml as nested plain values.
+    """
+    return "\n\n".join(
+        [
+            "## 8. Provenance",
+            _pins(manifests),
+            "### Split",
+            _split(split),
+            "### Parameters",
+            md.folded("All of params.yaml", f"```text\n{_flat(params)}\n```"),
+            "### Versions",
+            "The only part of this report that describes the machine.",
+            md.table(["What", "Version"], [[md.escape(k), md.escape(v)] for k, v in versions.items()], 2),
+            "### What is promised about reproduction",
+            PROMISE,
+            "### Limits of this study",
+            LIMITS + ("\n- One PPO seed: nothing is known about other training runs." if seeds == 1 else ""),
+        ]
+    )
+
+
+def _pins(manifests: dict[str, dict]) -> str:
+    sources = {what: manifest["source"] for what, manifest in manifests.items()}
+    rows = [
+        [what, *(md.escape(str(source[key] or "–")) for key in ("kind", "name", "revision", "license"))]
+        for what, source in sources.items()
+    ]
+    files = [
+        [what, md.escape(name), str(file["bytes"]), f"`{file['sha256']}`"]
+        for what, manifest in manifests.items()
+        for name, file in manifest["files"].items()
+    ]
+    pinned = [
+        [what, md.escape(name), f"`{digest}`"]
+        for what, source in sources.items()
+        for name, digest in source["sha256"].items()
+    ]
+    return "\n\n".join(
+        [
+            md.table(["What", "Kind", "Name", "Revision", "Licence"], rows, 5),
+            md.folded(
+                "Hashes of every file",
+                f"{md.table(['What', 'Pinned file', 'sha256'], pinned, 3)}\n\n"
+                f"{md.table(['What', 'Unpacked file', 'Bytes', 'sha256'], files, 2)}",
+            ),
+        ]
+    )
+
+
+def _split(split: dict[str, Any]) -> str:
+    rows = [
+        [part, str(size), md.percent(split["label_balance"][part]), f"`{split['sha256'][part]}`"]
+        for part, size in split["sizes"].items()
+    ]
+    dropped = ", ".join(f"{reason.replace('_', ' ')} {n}" for reason, n in split["rows_dropped"].items())
+    return (
+        f"{md.table(['Part', 'Rows', 'Positive', 'sha256'], rows)}\n\n"
+        f"{split['rows_read']} rows read; dropped: {dropped or 'none'}. "
+        f"Near-duplicates across parts: {split['near_duplicates']}. Test prefixes that also start a "
+        f"training row: {split['test_prefixes_in_training']}."
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> str:
+    lines = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            lines.append(_flat(value, f"{prefix}{key}."))
+        else:
+            lines.append(f"{prefix}{key}: {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)

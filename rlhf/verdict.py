@@ -1,0 +1,205 @@
+"""What the report may say: sentences and flags derived by rule from the numbers, and from nothing else.
+
+A difference counts as shown only when both 95% intervals (BCa and percentile) lie on one side of 0 and the
+Holm-adjusted p-value is below 0.05. Everything else is "not shown", however large it looks.
+"""
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from rlhf.comparisons import Comparison
+from rlhf.markdown import interval, number, p_value, signed
+
+ALPHA = 0.05
+
+
+class Flag(NamedTuple):
+    """A sign of over-optimisation: raised when `value`, the worst over PPO seeds, is above `threshold`."""
+
+    name: str
+    value: float
+    threshold: float
+
+    @property
+    def raised(self) -> bool:
+        return self.value > self.threshold
+
+
+def direction(comparison: Comparison, seeds: list[Comparison]) -> int:
+    """Return 1 for a rise that is shown, -1 for a fall that is shown, 0 for neither.
+
+    `seeds` are the seeds that a pooled comparison rests on: one that points the other way forbids a claim.
+    """
+    low, high = _bounds(comparison)
+    if comparison.adjusted_p >= ALPHA or not _same_sign(comparison, seeds):
+        return 0
+    return int(low > 0) - int(high < 0)
+
+
+def _bounds(comparison: Comparison) -> tuple[float, float]:
+    bca, percentile = comparison.bca, comparison.percentile
+    return min(bca.low, percentile.low), max(bca.high, percentile.high)
+
+
+def _same_sign(comparison: Comparison, seeds: list[Comparison]) -> bool:
+    return all(seed.result.mean * comparison.result.mean > 0 for seed in seeds)
+
+
+def change(comparison: Comparison, way: int) -> str:
+    """Return "rose by x [low, high]", "fell by ..." or "no change shown (x [low, high])"."""
+    mean, digits = comparison.result.mean, comparison.measure.digits
+    bounds = interval(*comparison.interval, digits)
+    if way == 0:
+        return f"no change shown ({signed(mean, digits)} {bounds})"
+    return f"{'rose' if way > 0 else 'fell'} by {number(abs(mean), digits)} {bounds}"
+
+
+def flags(table: pd.DataFrame) -> list[Flag]:
+    """Return every flag, raised or not; PPO is held against SFT; `table` is `comparisons.summarise`'s."""
+    sft = table.loc["sft"]
+    found: list[list[Flag]] = [
+        _flags_of(table.loc[name], sft) for name in table.index if name.startswith("ppo-")
+    ]
+    return [max(same, key=lambda flag: flag.value) for same in zip(*found, strict=True)]
+
+
+def _flags_of(ppo: pd.Series, sft: pd.Series) -> list[Flag]:
+    rise = ppo - sft
+    relative = rise / sft.abs().clip(lower=1e-9)
+    return [
+        Flag(
+            "Reward gain, as probability, beyond judged gain",
+            rise["reward"] / 2 - rise["judge_full"],
+            0.10,
+        ),
+        Flag("KL from SFT (nats per sequence)", ppo["kl"], 10.0),
+        Flag("Change of length, either way (share of SFT's)", abs(relative["length"]), 0.33),
+        Flag("Rise of repetition (share)", rise["repetition"], 0.05),
+        Flag("Fall of distinct-2 (share of SFT's)", -relative["distinct_2"], 0.10),
+        Flag("Rise of self-similarity", rise["self_similarity"], 0.05),
+        Flag("Rise of texts cut at the limit (share)", rise["limit_rate"], 0.10),
+        Flag("Rise of empty texts (share)", rise["empty_rate"], 0.05),
+        Flag("Rise of review NLL (nats per token)", rise["nll_per_token"], 0.10),
+    ]
+
+
+def sentences(
+    comparisons: list[Comparison],
+    kl: float,
+    reward_accuracy: float,
+    weak_accuracy: float,
+    selected_steps: dict[int, int],
+    flags_found: list[Flag],
+) -> list[str]:
+    """Return the verdict's five sentences, in the order effect, second opinions, cost, warnings, not shown.
+
+    `kl` is PPO's mean KL from SFT in nats per sequence; `selected_steps[seed]` is 0 where SFT was selected.
+    """
+    main = {c.measure.key: c for c in comparisons if c.group == "pooled"}
+    sft = next(c for c in comparisons if c.group == "sft" and c.measure.key == "nll")
+    seeds = {key: [c for c in comparisons if c.group == "seed" and c.measure.key == key] for key in main}
+    ways = {key: direction(main[key], seeds[key]) for key in main}
+    changes = {key: change(main[key], ways[key]) for key in main}
+    return [
+        _effect(main["judge_full"], ways["judge_full"], seeds["judge_full"], len(comparisons)),
+        _second_opinions(ways, changes),
+        _cost(change(sft, direction(sft, [])), changes, kl),
+        _warnings(reward_accuracy, weak_accuracy, selected_steps, [f for f in flags_found if f.raised]),
+        _not_shown([main[key].measure.name for key, way in ways.items() if way == 0]),
+    ]
+
+
+def _effect(main: Comparison, way: int, seeds: list[Comparison], tests: int) -> str:
+    result = main.result
+    measured = (
+        f"the frozen judge's probability of positive for the full text differs from SFT's by "
+        f"{signed(result.mean)} (95% interval {interval(*main.interval)}, Holm-adjusted p "
+        f"{_equals(main.adjusted_p)}, {result.n} prefixes)"
+    )
+    if way:
+        lead = f"**PPO {'improved' if way > 0 else 'worsened'} judged sentiment**: {measured}"
+    else:
+        lead = (
+            f"**An effect of PPO on judged sentiment is not shown**: {measured}; "
+            f"{_why_not(main, seeds, tests)}"
+        )
+        if result.detectable > 0:
+            lead += f", and with 80% power this design finds {number(result.detectable)} or more"
+    return f"{lead}; {_alone(seeds)}."
+
+
+def _why_not(main: Comparison, seeds: list[Comparison], tests: int) -> str:
+    low, high = _bounds(main)
+    if low <= 0 <= high:
+        return "the interval includes 0"
+    if not _same_sign(main, seeds):
+        return "the seeds disagree in sign"
+    return f"the interval leaves out 0, but p is not below {ALPHA} after Holm over {tests} tests"
+
+
+def _alone(seeds: list[Comparison]) -> str:
+    if not seeds:
+        return "one PPO seed was run, so variation between training runs is not measured"
+    ways = [direction(seed, []) for seed in seeds]
+    return (
+        f"taken alone, {ways.count(1)} of {len(ways)} seeds show a rise, {ways.count(-1)} a fall, "
+        f"{ways.count(0)} neither"
+    )
+
+
+def _second_opinions(ways: dict[str, int], changes: dict[str, str]) -> str:
+    judge, vader = ways["judge_full"], ways["vader_full"]
+    if judge == vader:
+        relation = "VADER, a word list that needs no training, agrees" if judge else "VADER shows none either"
+    elif judge * vader < 0:
+        relation = "VADER, a word list that needs no training, points the other way"
+    else:
+        relation = "VADER does not confirm it" if judge else "VADER alone shows a change"
+    return (
+        f"**Second opinions**: {relation} (full text: {changes['vader_full']}; continuation: "
+        f"{changes['vader_continuation']}); the judge's probability for the continuation alone: "
+        f"{changes['judge_continuation']}."
+    )
+
+
+def _cost(sft_nll: str, changes: dict[str, str], kl: float) -> str:
+    return (
+        f"**Cost**: review NLL in nats per token, from base to SFT: {sft_nll}; from SFT to PPO: "
+        f"{changes['nll']}; PPO lies {number(kl, 2)} nats per sequence (KL) from SFT; length in tokens: "
+        f"{changes['length']}; repetition: {changes['repetition']}."
+    )
+
+
+def _warnings(
+    accuracy: float, weak_accuracy: float, selected_steps: dict[int, int], raised: list[Flag]
+) -> str:
+    found = []
+    if accuracy < weak_accuracy:
+        found.append(
+            f"the reward model is weak (accuracy {number(accuracy)}, below {number(weak_accuracy, 2)}), so "
+            "PPO was trained on a poor signal"
+        )
+    unmoved = [str(seed) for seed, step in selected_steps.items() if step == 0]
+    if unmoved:
+        found.append(
+            f"validation selected step 0 for seed {', '.join(unmoved)}: no checkpoint beat SFT there, and "
+            "that PPO policy is SFT itself"
+        )
+    if raised:
+        names = "; ".join(f"{flag.name}: {number(flag.value)}" for flag in raised)
+        found.append(f"over-optimisation flags raised (section 4): {names}")
+    return f"**Warnings**: {'; '.join(found) or 'no flag of section 4 is raised'}."
+
+
+def _not_shown(silent: list[str]) -> str:
+    listed = f"a difference between PPO and SFT in {', '.join(silent)}; and " if silent else ""
+    return (
+        f"**Not shown**: {listed}that people would prefer these texts, or that they are better reviews: "
+        "reward model, judge and VADER are automatic measures of sentiment only."
+    )
+
+
+def _equals(p: float) -> str:
+    text = p_value(p)
+    return text if text.startswith("<") else f"= {text}"

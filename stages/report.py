@@ -1,0 +1,156 @@
+"""Write reports/report.md with its figures, and the metrics that `dvc metrics diff` compares."""
+
+import dataclasses
+import platform
+from importlib import metadata
+
+import numpy as np
+import pandas as pd
+import torch
+
+from rlhf import (
+    appendix,
+    comparisons,
+    config,
+    errors,
+    figures,
+    record,
+    reporting,
+    stats,
+    textmetrics,
+    verdict,
+)
+
+PACKAGES = (
+    "torch transformers peft datasets safetensors tokenizers bitsandbytes scipy numpy pandas matplotlib dvc"
+)
+WORST_ERRORS = 5
+
+
+def main() -> None:
+    params = config.load()
+    seeds = params.ppo.seeds
+    policies = ["base", "sft", *(f"ppo-{seed}" for seed in seeds)]
+
+    # 1. Read what the stages before have measured.
+    rows = comparisons.prepare(read_judged(), policies)
+    nll = {p: pd.DataFrame(record.read_jsonl(f"artifacts/val_nll/{p}.jsonl")) for p in policies}
+    reward = record.read_json("reports/metrics/reward.json")
+    judge = record.read_json("reports/metrics/judge_model.json")
+    reward_test = pd.DataFrame(record.read_jsonl("artifacts/reward_test.jsonl"))
+    ppo = {seed: record.read_json(f"reports/metrics/ppo/{seed}.json") for seed in seeds}
+    selected = {seed: found["selected_step"] for seed, found in ppo.items()}
+    logs = {seed: pd.read_csv(f"reports/plots/ppo/{seed}.csv") for seed in seeds}
+    validation = {seed: pd.read_csv(f"reports/plots/ppo_validation/{seed}.csv") for seed in seeds}
+
+    # 2. Numbers.
+    resamples = params.report.resamples
+    values = comparisons.scores(rows, nll)
+    found = comparisons.compare(values, seeds, params.seed, resamples)
+    checks = comparisons.self_check(values, params.seed, resamples)
+    table = comparisons.summarise(rows, nll, params.seed, resamples)
+    curve = pd.DataFrame(stats.calibration_curve(reward_test["probability"], reward_test["label"]))
+    flags = verdict.flags(table)
+    sentences = verdict.sentences(
+        found, table.loc["ppo", "kl"], reward["accuracy"], params.reward.weak_accuracy, selected, flags
+    )
+
+    # 3. Figures, as one folder that appears whole.
+    with record.replacing("reports/figures") as folder:
+        folder.mkdir()
+        shown = table.loc[policies].rename(index=reporting.title_of)
+        figures.policies(folder / "policies.png", shown)
+        figures.differences(folder / "differences.png", comparisons.as_table(found))
+        figures.overoptimisation(folder / "overoptimisation.png", validation, selected, shown)
+        figures.reward_model(folder / "reward_model.png", curve, confusion(reward))
+        figures.training(
+            folder / "training.png",
+            pd.read_csv("reports/plots/sft.csv"),
+            pd.read_csv("reports/plots/reward.csv"),
+            pd.read_csv("reports/plots/reward_validation.csv"),
+            logs,
+        )
+        figures.validation(folder / "validation.png", validation, selected)
+        figures.diagnostics(folder / "diagnostics.png", logs)
+
+    # 4. Text and metrics.
+    prefixes, samples = values["judge_full"]["sft"].shape
+    sections = [
+        reporting.opening(
+            params.report.title,
+            params.fetch.policy.name,
+            params.generation.prefix_tokens,
+            params.generation.response_tokens,
+            len(seeds),
+        ),
+        reporting.verdict(sentences),
+        reporting.policies(table, prefixes, samples, len(nll["sft"])),
+        reporting.differences(
+            found, checks, comparisons.outcomes(rows, seeds), comparisons.noise_ratio(values, policies[2:])
+        ),
+        reporting.overoptimisation(flags, overused(rows), prefixes, samples),
+        appendix.reward_model(
+            reward, params.reward.weak_accuracy, judge, worst(reward_test), comparisons.agreement(rows)
+        ),
+        appendix.training(ppo, params.ppo.validation_prefixes),
+        appendix.examples(rows, policies, params.report.examples),
+        appendix.provenance(
+            {p: record.read_json(f"data/manifests/{p}.json") for p in ("policy", "reviews", "judge")},
+            record.read_json("data/split.json"),
+            dataclasses.asdict(params),
+            versions(params.runtime.threads),
+            len(seeds),
+        ),
+    ]
+    record.write_text("reports/report.md", "\n\n".join(sections) + "\n")
+    record.write_json("reports/metrics/report.json", comparisons.metrics(table, found))
+    print("wrote reports/report.md")
+
+
+def read_judged() -> pd.DataFrame:
+    """Read the judged rows; texts stay as they are, whether empty, "NA" or with line ends inside."""
+    return pd.read_csv(
+        "artifacts/judged.csv",
+        keep_default_na=False,
+        na_values={"kl": [""], "reward": [""]},
+        dtype=dict.fromkeys(["policy", "id", "prefix", "continuation", "full_text"], str),
+        lineterminator="\n",
+    )
+
+
+def overused(rows: pd.DataFrame) -> dict[str, list[textmetrics.Phrase]]:
+    """Return the phrases of three words that PPO, all seeds together, uses more often than SFT and base."""
+    texts = rows["continuation"]
+    ppo = texts[rows["policy"].str.startswith("ppo-")].tolist()
+    return {
+        reporting.title_of(name): textmetrics.overused_phrases(ppo, texts[rows["policy"] == name].tolist())
+        for name in ("sft", "base")
+    }
+
+
+def confusion(reward: dict) -> np.ndarray:
+    """Return counts [human label, prediction]."""
+    names = [["true_negatives", "false_positives"], ["false_negatives", "true_positives"]]
+    return np.array([[reward[name] for name in line] for line in names])
+
+
+def worst(reward_test: pd.DataFrame) -> list[dict]:
+    """Return the test rows whose probability is furthest from the human label."""
+    error = (reward_test["probability"] - reward_test["label"]).abs()
+    order = error.sort_values(ascending=False, kind="stable").index[:WORST_ERRORS]
+    return reward_test.loc[order].to_dict("records")
+
+
+def versions(threads: int) -> dict[str, str]:
+    """Return the versions and the CPU's instruction set that the report shows."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES.split():
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found | {"CPU instruction set": torch.backends.cpu.get_cpu_capability(), "threads": str(threads)}
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,279 @@
+"""Adapters and heads on one frozen base: who is trainable, who acts, and what the disk gives back."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from tiny import CPU, adapter_tensors, base_tensors, lora, perturb, plain_forward, tiny_base, tiny_model
+
+from rlhf import models
+from rlhf.errors import UserError
+from rlhf.models import Lora, add_adapters, fingerprint, new_head, select
+
+ROOT = Path(__file__).parent.parent
+TEXT = [5, 3, 9, 1]
+
+
+def logits_of(model):
+    return plain_forward(model, TEXT)[0]
+
+
+def trainable(model) -> set[str]:
+    return {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_select_leaves_exactly_the_named_adapter_trainable(model):
+    for name in ("ppo", "sft", None, "reward", "ppo"):
+        for train in (True, False):
+            parameters = select(model, name, train=train)
+            expected = adapter_tensors(model, name)
+            assert {id(p) for p in parameters} == {
+                id(p) for key, p in model.named_parameters() if f".{name}." in key
+            }
+            assert trainable(model) == (set(expected) if train else set())
+            assert not any(module.training for module in model.modules())
+    assert not trainable(model)
+
+
+def test_none_is_the_base_exactly_and_switching_round_trips(architecture):
+    model, alone = tiny_model(architecture), tiny_base(architecture)
+    views = {}
+    for name in ("sft", None, "ppo", "reward", None, "sft", "ppo", None, "reward"):
+        select(model, name)
+        now = logits_of(model)
+        assert torch.equal(now, views.setdefault(name, now))
+    assert torch.equal(views[None], logits_of(alone))
+    assert len({view.numpy().tobytes() for view in views.values()}) == 4
+
+
+def test_an_unknown_adapter_is_an_error(llama):
+    with pytest.raises(ValueError, match="other"):
+        select(llama, "other")
+
+
+def test_the_adapter_acts_as_its_equation_says():
+    """(W + alpha / rank B A) x, with the sum folded into a plain model's weights."""
+    model, merged = tiny_model("llama"), tiny_base("llama")
+    with torch.no_grad():
+        for target, weight in merged.named_parameters():
+            parts = [t for k, t in adapter_tensors(model, "ppo").items() if target[: -len("weight")] in k]
+            if parts:
+                a, b = parts  # rank 2, alpha 4
+                weight += 4 / 2 * b @ a
+    select(model, "ppo")
+    torch.testing.assert_close(logits_of(model), logits_of(merged), rtol=0, atol=2e-5)
+
+
+def test_fresh_adapters_change_nothing_and_differ_by_name(architecture):
+    base = tiny_base(architecture)
+    before = logits_of(base)
+    model = add_adapters(base, lora(architecture), ["sft", "ppo"], seed=1)
+    for name in ("sft", "ppo"):
+        select(model, name)
+        assert torch.equal(logits_of(model), before)
+        a_parts = [t for key, t in adapter_tensors(model, name).items() if "lora_A" in key]
+        assert all(0.5 < t.abs().max() * t.shape[1] ** 0.5 <= 1 for t in a_parts)  # fills (-bound, bound)
+    assert fingerprint(model, "sft") != fingerprint(model, "ppo")
+    sft = models.adapter_state(model, "sft")
+    assert not all(torch.equal(sft[key], value) for key, value in models.adapter_state(model, "ppo").items())
+
+
+def test_initialisation_depends_on_seed_and_name_alone():
+    def states(names, seed, global_seed):
+        torch.manual_seed(global_seed)
+        model = add_adapters(tiny_base("llama"), lora("llama"), names, seed)
+        return {name: fingerprint(model, name) for name in names}
+
+    first = states(["sft", "ppo"], seed=1, global_seed=1)
+    assert states(["ppo", "reward", "sft"], seed=1, global_seed=2)["ppo"] == first["ppo"]
+    assert states(["sft"], seed=1, global_seed=3)["sft"] == first["sft"]
+    assert states(["sft"], seed=2, global_seed=1)["sft"] != first["sft"]
+
+
+def test_adapters_are_float32_on_a_bfloat16_base():
+    base = tiny_base("llama", dtype=torch.bfloat16)
+    model = add_adapters(base, lora("llama"), ["sft", "ppo"], seed=1)
+    perturb(model, "ppo")
+    assert all(t.dtype == torch.float32 for n in ("sft", "ppo") for t in adapter_tensors(model, n).values())
+    select(model, "ppo", train=True)
+    hidden = models.hidden_states(model, torch.tensor([TEXT]), torch.ones(1, 4, dtype=torch.bool))
+    assert hidden.dtype == torch.bfloat16
+    hidden.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in select(model, "ppo"))
+
+
+def test_targets_that_match_nothing_are_one_line_of_error():
+    with pytest.raises(UserError, match=r"model\.lora\.targets is \['c_attn'\]") as caught:
+        add_adapters(tiny_base("llama"), Lora(2, 4.0, 0.0, ("c_attn",)), ["sft"], seed=1)
+    assert "\n" not in str(caught.value)
+
+
+def test_copied_state_is_equal_and_shares_no_memory(llama):
+    state = models.adapter_state(llama, "sft")
+    models.set_adapter_state(llama, "ppo", state)
+    select(llama, "sft")
+    view = logits_of(llama)
+    select(llama, "ppo")
+    assert torch.equal(logits_of(llama), view)
+    frozen = fingerprint(llama, "sft")
+    kept = {key: value.clone() for key, value in state.items()}
+    perturb(llama, "ppo", seed=3)
+    assert fingerprint(llama, "sft") == frozen
+    assert all(torch.equal(value, kept[key]) for key, value in state.items())
+    next(iter(state.values())).add_(1.0)
+    assert fingerprint(llama, "sft") == frozen
+
+
+def test_a_fingerprint_sees_one_changed_bit_of_its_adapter_alone(llama):
+    before = {name: fingerprint(llama, name) for name in ("sft", "reward", "ppo")}
+    parameter = select(llama, "ppo")[-1]
+    with torch.no_grad():
+        parameter.view(-1)[-1] = torch.nextafter(parameter.view(-1)[-1], torch.tensor(9.0))
+    after = {name: fingerprint(llama, name) for name in before}
+    assert [name for name in before if before[name] != after[name]] == ["ppo"]
+
+
+ELSEWHERE = """
+import sys
+from pathlib import Path
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "adapter").eval()
+with torch.no_grad():
+    out = model(input_ids=torch.tensor([{text}]), output_hidden_states=True)
+torch.save([out.logits[0], out.hidden_states[-1][0]], "views.pt")
+assert "rlhf" not in sys.modules
+
+sys.path[:0] = {paths!r}
+from test_models import saved
+saved(Path("."), "again")
+"""
+
+
+def saved(folder: Path, name: str):
+    """Put a perturbed adapter on the base model in `folder` and save it there."""
+    model = add_adapters(models.load_base(folder / "base", "float32", "none", CPU), lora("llama"), ["ppo"], 1)
+    perturb(model, "ppo")
+    models.save_adapter(model, "ppo", folder / name, "base")
+    return model
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A saved adapter's folder and model; PEFT alone read it, then rlhf saved it again, in a new process."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    tiny.write_policy_folder(folder / "base")
+    model = saved(folder, "adapter")
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONHASHSEED": other}
+    program = ELSEWHERE.format(text=TEXT, paths=[str(Path(__file__).parent), str(ROOT)])
+    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, check=True)
+    return folder, model
+
+
+def test_a_saved_adapter_has_the_same_bytes_in_another_process(elsewhere):
+    """Its seven targets, as a set, would come in another order for all but 1 in 5,040 hash seeds."""
+    here, there = (
+        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (elsewhere[0] / name).iterdir()}
+        for name in ("adapter", "again")
+    )
+    assert sorted(here) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert here == there
+    config = json.loads((elsewhere[0] / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "base" and config["inference_mode"]
+    assert config["target_modules"] == sorted(tiny.ROTARY_TARGETS)
+
+
+def test_peft_alone_loads_a_saved_adapter_and_sees_the_same(elsewhere):
+    folder, model = elsewhere
+    for here, there in zip(plain_forward(model, TEXT), torch.load(folder / "views.pt"), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_saving_asks_the_network_nothing(tmp_path, llama, monkeypatch):
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *where, **_: asked.append(where) or [])
+    models.save_adapter(llama, "ppo", tmp_path, "owner/base")
+    models.adapter_state(llama, "ppo")
+    assert asked == []
+
+
+def test_an_adapter_survives_the_disk_and_saving_disturbs_nothing(tmp_path, model, architecture):
+    select(model, "ppo", train=True)
+    view, before = logits_of(model), trainable(model)
+    models.save_adapter(model, "ppo", tmp_path / "a" / "b", "base")
+    assert trainable(model) == before and torch.equal(logits_of(model), view)
+    select(model, "sft")
+    assert len(select(model, "ppo", train=True)) == len(before) and trainable(model) == before
+    fresh = add_adapters(tiny_base(architecture), lora(architecture), ["reward", "other"], seed=9)
+    models.load_adapter(fresh, "other", tmp_path / "a" / "b")
+    select(fresh, "other")
+    assert torch.equal(logits_of(fresh), view)
+
+
+@pytest.mark.parametrize("broken", ["rank", "targets", "truncated", "empty"])
+def test_an_adapter_that_does_not_fit_is_one_line_of_error(tmp_path, llama, broken):
+    shapes = {"rank": lora("llama", rank=3), "targets": Lora(2, 4.0, 0.0, ("q_proj",))}
+    other = add_adapters(tiny_base("llama"), shapes.get(broken, lora("llama")), ["ppo"], seed=1)
+    models.save_adapter(other, "ppo", tmp_path, "base")
+    file = tmp_path / "adapter_model.safetensors"
+    if broken in ("truncated", "empty"):
+        file.write_bytes(file.read_bytes()[: 1000 if broken == "truncated" else 0])
+    before = fingerprint(llama, "ppo")
+    with pytest.raises(UserError) as caught:
+        models.load_adapter(llama, "ppo", tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+    assert fingerprint(llama, "ppo") == before
+
+
+def test_the_value_head_is_zero_and_the_reward_head_comes_from_its_seed(tmp_path):
+    value = new_head(32, None, CPU)
+    assert not value.weight.any() and not value.bias.any() and value.weight.requires_grad
+    torch.manual_seed(1)
+    first = new_head(32, 7, CPU)
+    torch.manual_seed(2)
+    second, other = new_head(32, 7, CPU), new_head(32, 8, CPU)
+    assert torch.equal(first.weight, second.weight) and not torch.equal(first.weight, other.weight)
+    assert first.weight.dtype == torch.float32 and not first.bias.any()
+    assert 0.5 < first.weight.abs().max() * 32**0.5 <= 1
+
+
+def test_a_head_survives_the_disk_bit_for_bit_and_comes_back_frozen(tmp_path):
+    head = new_head(32, 7, CPU)
+    torch.nn.init.constant_(head.bias, 0.1)
+    models.save_head(head, tmp_path / "head.safetensors")
+    loaded = models.load_head(tmp_path / "head.safetensors", CPU)
+    assert torch.equal(loaded.weight, head.weight) and torch.equal(loaded.bias, head.bias)
+    assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    (tmp_path / "head.safetensors").write_bytes(b"{}")
+    with pytest.raises(UserError, match=r"head\.safetensors"):
+        models.load_head(tmp_path / "head.safetensors", CPU)
+
+
+def test_load_base_gives_the_saved_weights_frozen_and_in_evaluation_mode(tmp_path):
+    folder = tiny.write_policy_folder(tmp_path / "base", "gpt2")
+    base = models.load_base(folder, "float32", "none", CPU)
+    expected = base_tensors(tiny_base("gpt2", vocabulary=96))
+    assert all(torch.equal(value, expected[key]) for key, value in base_tensors(base).items())
+    assert not base.training and not trainable(base)
+    assert models.load_base(folder, "bfloat16", "none", CPU).dtype == torch.bfloat16
+
+
+def test_determinism_needs_the_device_that_it_is_asked_for():
+    threads = torch.get_num_threads()
+    try:
+        assert models.set_determinism("cpu", 3) == CPU
+        assert torch.get_num_threads() == 3 and torch.are_deterministic_algorithms_enabled()
+        if not torch.cuda.is_available():
+            with pytest.raises(UserError, match=r"runtime\.device is 'cuda'"):
+                models.set_determinism("cuda", 1)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(False)

@@ -27,6 +27,7 @@ LIMITS = """- Sentiment is scored by models and a word list. No person compared 
 
 def reward_model(
     metrics: dict[str, Any],
+    calibration_error: float,
     weak_accuracy: float,
     judge: dict[str, Any],
     worst: list[dict],
@@ -62,7 +63,7 @@ def reward_model(
         [
             "## 5. Reward model and judge",
             f"{state} BCE {md.number(metrics['bce'])} nats, expected calibration error "
-            f"{md.number(metrics['expected_calibration_error'])}; checkpoint of step "
+            f"{md.number(calibration_error)}; checkpoint of step "
             f"{metrics['selected_step']}, the lowest validation BCE. The judge was trained on "
             f"{judge['train_rows']} rows that neither the reward model nor the policy saw.",
             md.table(["Classifier", "Labels", "Accuracy", "95% interval"], rows),

@@ -105,7 +105,6 @@ class Split:
 class Lora:
     rank: Count
     alpha: Positive
-    dropout: BelowOne
     targets: tuple[Text, ...]
 
 
@@ -293,7 +292,10 @@ def _parse_section(key: str, value: Any, expected: type) -> Any:
 
 def _parse_scalar(key: str, value: Any, expected: type) -> Any:
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _wrong(key, value, "a number") from None
     if type(value) is not expected:
         names = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
         raise _wrong(key, value, names[expected])
@@ -305,4 +307,5 @@ def _join(key: str, name: str) -> str:
 
 
 def _wrong(key: str, value: Any, expected: str) -> UserError:
+    key = key if key.isprintable() else ascii(key)[1:-1]
     return UserError(f"{key} is {value!r}: expected {expected}")

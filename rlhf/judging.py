@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from rlhf.batching import micro_batches
@@ -15,8 +14,6 @@ from rlhf.randomness import epoch_order, stream
 from rlhf.record import Progress
 
 MICRO_BATCH_TOKENS = 1024
-
-disable_progress_bar()
 
 
 def load_classifier(folder: str | Path, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:

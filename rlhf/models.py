@@ -4,7 +4,6 @@ The only module that knows peft and bitsandbytes.
 """
 
 import hashlib
-import logging
 import os
 import warnings
 from pathlib import Path
@@ -17,13 +16,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-from transformers.utils.logging import disable_progress_bar
 
 from rlhf.errors import UserError
 from rlhf.randomness import stream
-
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-disable_progress_bar()
+from rlhf.record import read_json
 
 
 class Lora(NamedTuple):
@@ -31,7 +27,6 @@ class Lora(NamedTuple):
 
     rank: int
     alpha: float
-    dropout: float
     targets: tuple[str, ...]
 
 
@@ -73,23 +68,33 @@ def load_base(folder: Path, dtype: str, quantization: str, device: torch.device)
 
 def add_adapters(base: nn.Module, lora: Lora, names: list[str], seed: int) -> PeftModel:
     """Put fresh adapters on `base`: A from U(-1/sqrt(in), 1/sqrt(in)), B zero, each name its own stream."""
+    _check_targets(base, lora.targets)
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
         task_type="CAUSAL_LM",
     )
-    try:
-        model = get_peft_model(base, config, adapter_name=names[0])
-    except ValueError as error:
-        raise UserError(f"model.lora.targets is {list(lora.targets)}: {error}") from None
+    model = get_peft_model(base, config, adapter_name=names[0])
     for name in names[1:]:
         model.add_adapter(name, config)
     for name in names:
         _initialise(model, name, seed)
     select(model, names[0])
     return model.eval()
+
+
+def _check_targets(base: nn.Module, targets: tuple[str, ...]) -> None:
+    layers = [name for name, module in base.named_modules() if _is_matrix(module)]
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            candidates = ", ".join(sorted({name.split(".")[-1] for name in layers}))
+            raise UserError(f"model.lora.targets names {target!r}: expected layers among {candidates}")
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
 @torch.no_grad()
@@ -114,8 +119,8 @@ def select(model: PeftModel, name: str | None, train: bool = False) -> list[nn.P
     """Make adapter `name` the active one, or none at all for None; return its parameters.
 
     peft's own switches thaw what they touch, so the trainable set is made here and checked: exactly the
-    adapter's parameters when `train`, nothing otherwise. The model stays in evaluation mode: PPO's
-    likelihood ratios need dropout off (`train_mode` is SFT's business).
+    adapter's parameters when `train`, nothing otherwise. The model stays in evaluation mode, so dropout is
+    off everywhere: PPO's likelihood ratios need it off.
     """
     if name is None:
         model.base_model.disable_adapter_layers()
@@ -141,7 +146,7 @@ def fingerprint(model: PeftModel, name: str) -> str:
 
 def adapter_state(model: PeftModel, name: str) -> dict[str, Tensor]:
     """A copy of an adapter's tensors, in PEFT's own names."""
-    state = get_peft_model_state_dict(model, adapter_name=name)
+    state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return {key: value.detach().clone() for key, value in sorted(state.items())}
 
 
@@ -165,10 +170,12 @@ def save_adapter(model: PeftModel, name: str, folder: Path, base_name: str) -> N
 
 
 def load_adapter(model: PeftModel, name: str, folder: str | Path) -> None:
-    """Load a saved adapter's weights into the existing adapter `name`; every tensor must fit."""
+    """Load a saved adapter's weights into the existing adapter `name`; strength and every tensor must fit."""
     tensors = _load_tensors(Path(folder) / "adapter_model.safetensors")
     expected = {key: tuple(value.shape) for key, value in adapter_state(model, name).items()}
-    if {key: tuple(value.shape) for key, value in tensors.items()} != expected:
+    found = {key: tuple(value.shape) for key, value in tensors.items()}
+    alpha = read_json(Path(folder) / "adapter_config.json").get("lora_alpha")
+    if found != expected or alpha != model.peft_config[name].lora_alpha:
         raise UserError(f"{folder}: the saved adapter does not fit this model and its model.lora parameters")
     set_adapter_state(model, name, tensors)
 
@@ -194,6 +201,8 @@ def save_head(head: nn.Linear, path: Path) -> None:
 def load_head(path: str | Path, device: torch.device) -> nn.Linear:
     """Load a head that `save_head` wrote, frozen."""
     tensors = _load_tensors(path)
+    if {key: value.ndim for key, value in tensors.items()} != {"weight": 2, "bias": 1}:
+        raise UserError(f"{path}: expected a head's weight and bias, found {sorted(tensors)}")
     head = nn.Linear(tensors["weight"].shape[1], 1, dtype=torch.float32)
     head.load_state_dict(tensors)
     return head.to(device).requires_grad_(False)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlhf.ops import masked_mean
+from rlhf.ops import masked, masked_mean
 
 
 def sequence_nll(logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -16,8 +16,7 @@ def sequence_nll(logprobs: Tensor, mask: Tensor) -> Tensor:
     length (the reference notebook's SFT loss).
     """
     _same_shapes(logprobs, mask)
-    total = torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(1)
-    return -total / mask.sum(1).clamp_min(1)
+    return -masked(logprobs, mask).sum(1) / mask.sum(1).clamp_min(1)
 
 
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,7 +43,7 @@ def token_rewards(
         raise ValueError("expected one score for each sequence, and at least one real token in each")
     positions = torch.arange(mask.shape[1], device=mask.device)
     last = torch.where(mask, positions, -1).max(1).values
-    rewards = torch.where(mask, -kl_beta * (logprobs - ref_logprobs), torch.zeros_like(logprobs))
+    rewards = masked(-kl_beta * (logprobs - ref_logprobs), mask)
     return rewards + (positions == last[:, None]) * scores[:, None]
 
 
@@ -56,8 +55,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     Source: Schulman et al. 2016, equation 16.
     """
     _same_shapes(rewards, values, mask)
-    values = torch.where(mask, values, torch.zeros_like(values))
-    rewards = torch.where(mask, rewards, torch.zeros_like(rewards))
+    rewards, values = masked(rewards, mask), masked(values, mask)
     next_value = next_advantage = torch.zeros_like(values[:, 0])
     reversed_advantages = []
     for t in reversed(range(values.shape[1])):
@@ -84,6 +82,7 @@ def policy_loss(
     Source: Schulman et al. 2017, equation 7.
     """
     _same_shapes(logprobs, old_logprobs, advantages, mask)
+    logprobs, old_logprobs, advantages = (masked(x, mask) for x in (logprobs, old_logprobs, advantages))
     ratio = torch.exp(logprobs - old_logprobs)
     unclipped, clipped = -ratio * advantages, -ratio.clamp(1 - clip, 1 + clip) * advantages
     with torch.no_grad():
@@ -102,6 +101,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     as in the reference notebook.
     """
     _same_shapes(values, old_values, returns, mask)
+    values, old_values, returns = (masked(x, mask) for x in (values, old_values, returns))
     clipped = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * masked_mean(torch.maximum((values - returns).square(), (clipped - returns).square()), mask)
 

@@ -4,10 +4,15 @@ import torch
 from torch import Tensor, nn
 
 
-def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `x` over `mask` (bool, x's shape). Values under a False mask are never read, not even NaN."""
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """`x` where `mask` (bool, x's shape) is True, else 0: padding never acts, not even as NaN."""
     _same_shape(x, mask)
-    return torch.where(mask, x, torch.zeros_like(x)).sum()
+    return torch.where(mask, x, torch.zeros_like(x))
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `x` over `mask`."""
+    return masked(x, mask).sum()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -21,7 +26,7 @@ def whiten(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     One real token gives 0, not NaN. Follows the reference notebook's `compute_advantage`.
     """
     mean = masked_mean(x, mask)
-    centred = torch.where(mask, x - mean, torch.zeros_like(x))
+    centred = masked(x - mean, mask)
     variance = masked_mean(centred.square(), mask)
     return centred * torch.rsqrt(variance + eps)
 

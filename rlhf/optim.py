@@ -54,6 +54,9 @@ def optimizer_step(
         raise FloatingPointError("gradients are not finite; no update was made")
     norms = {name: _norm(group) for name, group in groups.items()}
     total = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm)) if finite else None
+    if total == float("inf"):
+        optimizer.zero_grad(set_to_none=True)
+        raise FloatingPointError("the gradient norm is not finite; no update was made")
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

@@ -62,23 +62,27 @@ def write_csv(path: str | Path, rows: list[dict]) -> None:
 
 def read_json(path: str | Path) -> Any:
     """Read a JSON file; raises `UserError` when it is not JSON."""
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}") from None
+    return _parse_json(f"{path}", _read_text(path))
 
 
 def read_jsonl(path: str | Path) -> list[dict]:
     """Read one JSON object per line; raises `UserError` with the line's number."""
-    rows = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
-        if not line:
-            continue
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not valid JSON: {error}") from None
-    return rows
+    lines = enumerate(_read_text(path).split("\n"), start=1)
+    return [_parse_json(f"{path}, line {number}", line) for number, line in lines if line]
+
+
+def _read_text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not valid UTF-8: {error}") from None
+
+
+def _parse_json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON: {error}") from None
 
 
 def sha256_file(path: str | Path) -> str:
@@ -103,7 +107,7 @@ class Progress:
         self.started, self.tokens = time.monotonic(), 0
 
     def step(self, step: int, tokens: int, **values: float | None) -> None:
-        """Note that `step` of `steps` is done and took `tokens` more tokens; print every fiftieth of the way."""
+        """Note that `step` is done and took `tokens` more tokens; print at every fiftieth of the way."""
         self.tokens += tokens
         if step % max(1, self.steps // 50) and step != self.steps:
             return

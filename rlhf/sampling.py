@@ -31,8 +31,12 @@ def sample(
 
     token = argmax(logits / temperature + Gumbel noise) is an exact draw from softmax(logits / temperature)
     (Gumbel 1954), the full distribution whatever the model's generation_config says, and a row's draw
-    depends on its own stream alone. Rows that have ended leave the batch once they are half of it.
+    depends on its own stream alone. Rows that have ended leave the batch once they are a quarter of it.
     """
+    if len(streams) != len(prompts) or not all(prompts) or max_tokens < 1 or temperature <= 0:
+        raise ValueError(
+            "expected a stream for each prompt, no empty prompt, max_tokens >= 1, temperature > 0"
+        )
     backbone, head = model.get_base_model().base_model, language_head(model)
     device = head.weight.device
     width = max(map(len, prompts))
@@ -61,7 +65,7 @@ def sample(
             break
         input_ids, positions = tokens[:, None], positions[:, -1:] + 1
         mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-        if len(live) <= len(rows) // 2:
+        if len(live) <= len(rows) * 3 // 4:
             keep = torch.tensor(live, device=device)
             cache.batch_select_indices(keep)
             input_ids, positions, mask = input_ids[keep], positions[keep], mask[keep]

@@ -28,9 +28,11 @@ def response_outputs(
     The token at response column t is predicted by the hidden state one position earlier, and valued there:
     columns P-1 .. T-2 of the hidden states. Logits are made for real response tokens only.
     """
-    hidden = hidden_states(model, batch.input_ids, batch.attention_mask)
     mask = batch.response_mask
     start = batch.input_ids.shape[1] - mask.shape[1]
+    if start == 0 or not batch.attention_mask[:, start - 1].all():
+        raise ValueError("expected at least one token in every prompt: nothing predicts a first token")
+    hidden = hidden_states(model, batch.input_ids, batch.attention_mask)
     before = hidden[:, start - 1 : -1][mask]
     tokens = batch.input_ids[:, start:][mask]
     logprobs, entropy = token_logprobs(before, language_head(model), tokens, temperature)

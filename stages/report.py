@@ -90,7 +90,12 @@ def main() -> None:
         ),
         reporting.overoptimisation(flags, overused(rows), prefixes, samples),
         appendix.reward_model(
-            reward, params.reward.weak_accuracy, judge, worst(reward_test), comparisons.agreement(rows)
+            reward,
+            stats.expected_calibration_error(reward_test["probability"], reward_test["label"]),
+            params.reward.weak_accuracy,
+            judge,
+            worst(reward_test),
+            comparisons.agreement(rows),
         ),
         appendix.training(ppo, params.ppo.validation_prefixes),
         appendix.examples(rows, policies, params.report.examples),

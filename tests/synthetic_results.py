@@ -113,7 +113,7 @@ def write_models(root, texts):
         for guess in (0, 1)
     }
     right = (counts["true_positives"] + counts["true_negatives"]) / 60
-    reward = {"accuracy": right, "bce": 0.4, "expected_calibration_error": 0.1, "n": 60, "weak": False}
+    reward = {"accuracy": right, "bce": 0.4, "n": 60, "weak": False}
     record.write_json(root / "reports/metrics/reward.json", {**reward, "selected_step": 64, **counts})
     judge = {"accuracy": 0.8, "n": 60, "vader_accuracy": 0.6, "train_rows": 6000}
     record.write_json(root / "reports/metrics/judge_model.json", judge)

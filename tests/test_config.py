@@ -97,7 +97,7 @@ def test_spellings_of_a_number(edited, raw, expected):
             ("reward.weak_accuracy", "1"),
         ],
         *[("split.rows.where", "{}"), ("split.sha256", f"{{sft: {SHA}}}"), ("fetch.policy.revision", "'1'")],
-        *[("adam.weight_decay", "0"), ("model.lora.dropout", "0.5"), ("model.dtype", "bfloat16")],
+        *[("adam.weight_decay", "0"), ("model.dtype", "bfloat16")],
     ],
 )
 def test_the_borders_of_each_range_are_inside(edited, key, raw):
@@ -156,7 +156,7 @@ def test_the_borders_of_each_range_are_inside(edited, key, raw):
         # Unknown and missing keys
         ("pppo", "{}", f"unknown key 'pppo': expected {SECTIONS}"),
         ("sample.m", "1", "sample: unknown key 'm': expected n, batch_size"),
-        ("model.lora.r", "8", "model.lora: unknown key 'r': expected rank, alpha, dropout, targets"),
+        ("model.lora.r", "8", "model.lora: unknown key 'r': expected rank, alpha, targets"),
         ("ppo", None, "missing key 'ppo'"),
         ("ppo.lam", None, "ppo: missing key 'lam'"),
         ("fetch.judge.revision", None, "fetch.judge: missing key 'revision'"),

@@ -1,7 +1,5 @@
 """The parts together learn: small, seeded runs whose outcome is known, and the same on a 4-bit base."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -158,7 +156,7 @@ def quantised(request, tmp_path):
     assert kinds == {"Linear4bit"}
     model = add_adapters(base, lora(request.param), ["sft", "reward", "ppo"], seed=1)
     for name in ("sft", "reward", "ppo"):
-        perturb(model, name)
+        perturb(model, name, scale=0.2)
     return model
 
 
@@ -186,18 +184,14 @@ def views(model):
     return found
 
 
-def test_a_4_bit_base_serves_every_adapter_and_is_near_its_float_weights(quantised, tmp_path):
-    four_bit = views(quantised)
-    assert min((a - b).abs().mean() for a, b in itertools.combinations(four_bit, 2)) > 0.05
-    full = add_adapters(
-        load_base(tmp_path / "base", "float32", "none", CPU), lora("llama"), ["sft", "reward", "ppo"], 1
-    )
+def test_every_adapter_on_a_4_bit_base_is_nearest_to_itself_on_the_float_base(quantised, tmp_path):
+    base = load_base(tmp_path / "base", "float32", "none", CPU)
+    full = add_adapters(base, lora("llama"), ["sft", "reward", "ppo"], seed=1)
     for name in ("sft", "reward", "ppo"):
-        perturb(full, name)
-    for ours, exact in zip(four_bit, views(full), strict=True):
-        # NF4 keeps 16 levels a weight: an error of a tenth of a weight, and it does not vanish.
-        print((ours - exact).abs().mean(), exact.std())
-        assert 0 < (ours - exact).abs().mean() < 0.5
+        perturb(full, name, scale=0.2)
+    distances = torch.tensor([[(a - b).abs().mean() for b in views(full)] for a in views(quantised)])
+    assert distances.argmin(1).tolist() == [0, 1, 2, 3]
+    assert (distances.diagonal() > 0.01).all()  # 16 levels a weight cannot be exact: it is really 4-bit
 
 
 def test_evaluation_first_keeps_4_bit_gradients_and_outputs(quantised):

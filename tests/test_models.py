@@ -2,22 +2,17 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import tiny
 import torch
-from tiny import CPU, adapter_tensors, base_tensors, lora, perturb, plain_forward, tiny_base, tiny_model
+from safetensors.torch import save_file
+from tiny import CPU, TEXT, adapter_tensors, base_tensors, lora, perturb, plain_forward, tiny_base, tiny_model
 
 from rlhf import models
 from rlhf.errors import UserError
 from rlhf.models import Lora, add_adapters, fingerprint, new_head, select
-
-ROOT = Path(__file__).parent.parent
-TEXT = [5, 3, 9, 1]
+from rlhf.tokenizer import load_tokenizer
 
 
 def logits_of(model):
@@ -31,6 +26,7 @@ def trainable(model) -> set[str]:
 def test_select_leaves_exactly_the_named_adapter_trainable(model):
     for name in ("ppo", "sft", None, "reward", "ppo"):
         for train in (True, False):
+            model.requires_grad_(True)  # whatever it was before
             parameters = select(model, name, train=train)
             expected = adapter_tensors(model, name)
             assert {id(p) for p in parameters} == {
@@ -86,8 +82,9 @@ def test_fresh_adapters_change_nothing_and_differ_by_name(architecture):
 
 def test_initialisation_depends_on_seed_and_name_alone():
     def states(names, seed, global_seed):
-        torch.manual_seed(global_seed)
-        model = add_adapters(tiny_base("llama"), lora("llama"), names, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(global_seed)
+            model = add_adapters(tiny_base("llama"), lora("llama"), names, seed)
         return {name: fingerprint(model, name) for name in names}
 
     first = states(["sft", "ppo"], seed=1, global_seed=1)
@@ -108,10 +105,12 @@ def test_adapters_are_float32_on_a_bfloat16_base():
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in select(model, "ppo"))
 
 
-def test_targets_that_match_nothing_are_one_line_of_error():
-    with pytest.raises(UserError, match=r"model\.lora\.targets is \['c_attn'\]") as caught:
-        add_adapters(tiny_base("llama"), Lora(2, 4.0, 0.0, ("c_attn",)), ["sft"], seed=1)
+@pytest.mark.parametrize("targets", [("c_attn",), ("q_proj", "c_attn"), ("proj",)])
+def test_a_target_that_matches_nothing_is_one_line_with_candidates(targets):
+    with pytest.raises(UserError, match=rf"model\.lora\.targets names '{targets[-1]}'") as caught:
+        add_adapters(tiny_base("llama"), Lora(2, 4.0, targets), ["sft"], seed=1)
     assert "\n" not in str(caught.value)
+    assert "k_proj" in str(caught.value)
 
 
 def test_copied_state_is_equal_and_shares_no_memory(llama):
@@ -139,61 +138,24 @@ def test_a_fingerprint_sees_one_changed_bit_of_its_adapter_alone(llama):
     assert [name for name in before if before[name] != after[name]] == ["ppo"]
 
 
-ELSEWHERE = """
-import sys
-from pathlib import Path
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "adapter").eval()
-with torch.no_grad():
-    out = model(input_ids=torch.tensor([{text}]), output_hidden_states=True)
-torch.save([out.logits[0], out.hidden_states[-1][0]], "views.pt")
-assert "rlhf" not in sys.modules
-
-sys.path[:0] = {paths!r}
-from test_models import saved
-saved(Path("."), "again")
-"""
-
-
-def saved(folder: Path, name: str):
-    """Put a perturbed adapter on the base model in `folder` and save it there."""
-    model = add_adapters(models.load_base(folder / "base", "float32", "none", CPU), lora("llama"), ["ppo"], 1)
-    perturb(model, "ppo")
-    models.save_adapter(model, "ppo", folder / name, "base")
-    return model
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """A saved adapter's folder and model; PEFT alone read it, then rlhf saved it again, in a new process."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    tiny.write_policy_folder(folder / "base")
-    model = saved(folder, "adapter")
-    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONHASHSEED": other}
-    program = ELSEWHERE.format(text=TEXT, paths=[str(Path(__file__).parent), str(ROOT)])
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, check=True)
-    return folder, model
-
-
 def test_a_saved_adapter_has_the_same_bytes_in_another_process(elsewhere):
     """Its seven targets, as a set, would come in another order for all but 1 in 5,040 hash seeds."""
     here, there = (
-        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (elsewhere[0] / name).iterdir()}
+        {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (elsewhere / name).iterdir()}
         for name in ("adapter", "again")
     )
     assert sorted(here) == ["adapter_config.json", "adapter_model.safetensors"]
     assert here == there
-    config = json.loads((elsewhere[0] / "adapter" / "adapter_config.json").read_text())
+    config = json.loads((elsewhere / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "base" and config["inference_mode"]
     assert config["target_modules"] == sorted(tiny.ROTARY_TARGETS)
 
 
 def test_peft_alone_loads_a_saved_adapter_and_sees_the_same(elsewhere):
-    folder, model = elsewhere
-    for here, there in zip(plain_forward(model, TEXT), torch.load(folder / "views.pt"), strict=True):
+    base = models.load_base(elsewhere / "base", "float32", "none", CPU)
+    model = add_adapters(base, lora("llama-tied"), ["ppo"], seed=5)
+    models.load_adapter(model, "ppo", elsewhere / "adapter")
+    for here, there in zip(plain_forward(model, TEXT), torch.load(elsewhere / "views.pt"), strict=True):
         assert torch.equal(here, there)
 
 
@@ -218,10 +180,12 @@ def test_an_adapter_survives_the_disk_and_saving_disturbs_nothing(tmp_path, mode
     assert torch.equal(logits_of(fresh), view)
 
 
-@pytest.mark.parametrize("broken", ["rank", "targets", "truncated", "empty"])
+@pytest.mark.parametrize("broken", ["rank", "alpha", "targets", "truncated", "empty"])
 def test_an_adapter_that_does_not_fit_is_one_line_of_error(tmp_path, llama, broken):
-    shapes = {"rank": lora("llama", rank=3), "targets": Lora(2, 4.0, 0.0, ("q_proj",))}
-    other = add_adapters(tiny_base("llama"), shapes.get(broken, lora("llama")), ["ppo"], seed=1)
+    fitting = lora("llama")
+    shapes = {"rank": lora("llama", rank=3), "targets": Lora(2, 4.0, ("q_proj",))}
+    shapes["alpha"] = fitting._replace(alpha=8.0)
+    other = add_adapters(tiny_base("llama"), shapes.get(broken, fitting), ["ppo"], seed=1)
     models.save_adapter(other, "ppo", tmp_path, "base")
     file = tmp_path / "adapter_model.safetensors"
     if broken in ("truncated", "empty"):
@@ -233,13 +197,16 @@ def test_an_adapter_that_does_not_fit_is_one_line_of_error(tmp_path, llama, brok
     assert fingerprint(llama, "ppo") == before
 
 
-def test_the_value_head_is_zero_and_the_reward_head_comes_from_its_seed(tmp_path):
+def test_a_file_that_holds_no_head_is_one_line_of_error(tmp_path):
+    save_file({"something": torch.zeros(3)}, tmp_path / "head.safetensors")
+    with pytest.raises(UserError, match="expected a head's weight and bias, found \\['something'\\]"):
+        models.load_head(tmp_path / "head.safetensors", CPU)
+
+
+def test_the_value_head_is_zero_and_the_reward_head_comes_from_its_seed():
     value = new_head(32, None, CPU)
     assert not value.weight.any() and not value.bias.any() and value.weight.requires_grad
-    torch.manual_seed(1)
-    first = new_head(32, 7, CPU)
-    torch.manual_seed(2)
-    second, other = new_head(32, 7, CPU), new_head(32, 8, CPU)
+    first, second, other = (new_head(32, seed, CPU) for seed in (7, 7, 8))
     assert torch.equal(first.weight, second.weight) and not torch.equal(first.weight, other.weight)
     assert first.weight.dtype == torch.float32 and not first.bias.any()
     assert 0.5 < first.weight.abs().max() * 32**0.5 <= 1
@@ -264,6 +231,19 @@ def test_load_base_gives_the_saved_weights_frozen_and_in_evaluation_mode(tmp_pat
     assert all(torch.equal(value, expected[key]) for key, value in base_tensors(base).items())
     assert not base.training and not trainable(base)
     assert models.load_base(folder, "bfloat16", "none", CPU).dtype == torch.bfloat16
+
+
+def test_a_policy_folder_holds_its_tokenizer(tmp_path):
+    sentence, plain = tiny.SENTENCES[1], tiny.tiny_tokenizer()
+    plain.save_pretrained(tmp_path / "whole")
+    tokenizer = load_tokenizer(tmp_path / "whole")
+    assert tokenizer.eos_token_id == tiny.EOS
+    ids = tokenizer.encode(sentence, add_special_tokens=False)
+    assert len(ids) < len(sentence) and tokenizer.decode(ids) == sentence
+    plain.eos_token = None
+    plain.save_pretrained(tmp_path / "endless")
+    with pytest.raises(UserError, match="endless: the tokenizer names no end-of-sequence token"):
+        load_tokenizer(tmp_path / "endless")
 
 
 def test_determinism_needs_the_device_that_it_is_asked_for():

@@ -92,6 +92,12 @@ def test_gae_by_hand():
     assert returns.tolist() == [[235 / 256 + 1 / 2, -21 / 32 + 1, 2, 0, 0]]  # raw advantage + value
 
 
+def test_gae_is_zero_before_the_first_real_token_too():
+    values = tensor([[NAN, 2.0]])
+    advantages, returns = gae(torch.ones(1, 2), values, tensor([[False, True]]), gamma=1.0, lam=1.0)
+    assert (advantages.tolist(), returns.tolist()) == ([[0.0, -1.0]], [[0.0, 1.0]])  # 1 - 2, and the reward
+
+
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (0.8, 0.0), (0.0, 0.7), (1.0, 1.0)])
 def test_gae_is_the_double_sum(gamma, lam):
     rewards, values, _ = draws(3)

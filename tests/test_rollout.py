@@ -236,3 +236,9 @@ def test_perturbed_adapters_differ_in_log_probability(llama):
         select(llama, name)
         views.append(evaluate(llama, PROMPTS, RESPONSES, None, 1.0, 100).logprobs)
     assert min((views[i] - views[j]).abs().mean() for i, j in ((0, 1), (0, 2), (1, 2))) > 0.1
+
+
+@pytest.mark.parametrize("prompts", [[[], [5]], [[], []]])
+def test_an_empty_prompt_is_refused(llama, prompts):
+    with pytest.raises(ValueError, match="at least one token in every prompt"):
+        evaluate(llama, prompts, [[3], [4]], None, 1.0, 100)

@@ -138,3 +138,12 @@ def test_sampling_leaves_no_trace(llama):
     assert prompts == PROMPTS
     assert torch.equal(torch.get_rng_state(), state)
     assert not llama.training
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count", "max_tokens", "temperature"),
+    [([[1], []], 2, 4, 1.0), ([[1], [2]], 1, 4, 1.0), ([[1], [2]], 2, 0, 1.0), ([[1], [2]], 2, 4, 0.0)],
+)
+def test_impossible_requests_are_refused(llama, prompts, count, max_tokens, temperature):
+    with pytest.raises(ValueError, match="expected a stream for each prompt"):
+        sample(llama, prompts, streams(count), max_tokens, EOS, temperature)

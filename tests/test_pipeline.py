@@ -1,0 +1,199 @@
+"""The real stages and the real run file, end to end at toy size, with DVC and without it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from toy import run, write_project, write_sources
+
+yaml = YAML(typ="safe", pure=True)
+COMMANDS = (
+    "fetch",
+    "split",
+    "sft",
+    "reward",
+    "ppo --seed 1",
+    "ppo --seed 2",
+    "sample --policy base",
+    "sample --policy sft",
+    "sample --policy ppo-1",
+    "sample --policy ppo-2",
+    "judge_model",
+    "judge",
+    "report",
+)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    write_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, sources) -> Path:
+    """The toy project after `dvc repro`, committed."""
+    folder = write_project(tmp_path_factory.mktemp("project"), sources)
+    run(folder, "git", "init", "--quiet")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "--quiet", "-m", "before")
+    run(folder, "dvc", "repro")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "--quiet", "-m", "after")
+    return folder
+
+
+def stages_run(printed: str) -> set[str]:
+    return set(re.findall(r"Running stage '([^']+)'", printed))
+
+
+def set_params(folder: Path, changes: dict[str, object]) -> None:
+    params = yaml.load((folder / "params.yaml").read_text())
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = params
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    with (folder / "params.yaml").open("w") as file:
+        yaml.dump(params, file)
+
+
+def changed_stages(folder: Path) -> set[str]:
+    """The stages whose own code, data or parameters are not those of the last run."""
+    return set(json.loads(run(folder, "dvc", "status", "--json")))
+
+
+def test_every_declared_output_is_there_and_in_the_lock(project):
+    lock = yaml.load((project / "dvc.lock").read_text())["stages"]
+    outputs = [out["path"] for stage in lock.values() for out in stage["outs"]]
+    assert len(lock) == 13
+    assert len(outputs) == len(set(outputs)) > 30
+    assert [path for path in outputs if not (project / path).exists()] == []
+
+
+def test_nothing_is_left_lying_about(project):
+    assert run(project, "git", "status", "--porcelain") == ""
+    assert list(project.rglob(".*.partial")) == []
+
+
+def test_a_second_repro_runs_nothing_and_says_so(project):
+    printed = run(project, "dvc", "repro")
+    assert stages_run(printed) == set()
+    assert "up to date" in printed
+
+
+def test_outputs_name_no_path_of_this_machine_and_metrics_are_flat(project):
+    lock = yaml.load((project / "dvc.lock").read_text())["stages"]
+    for out in (out for stage in lock.values() for out in stage["outs"]):
+        path = project / out["path"]
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        for file in files:
+            assert str(project).encode() not in file.read_bytes(), file
+    for file in (project / "reports/metrics").rglob("*.json"):
+        assert all(isinstance(v, int | float) for v in json.loads(file.read_text()).values()), file
+
+
+def test_stages_run_without_dvc_and_give_the_same_bytes_elsewhere(project, sources, tmp_path):
+    """In a folder with a space, another locale, time zone, hash seed and umask, rows in another order."""
+    other = write_project(tmp_path / "another place", sources)
+    reviews = (other / "toy/reviews.csv").read_text().splitlines(keepends=True)
+    (other / "toy/reviews.csv").write_text("".join([reviews[0], *reversed(reviews[1:])]))
+    set_params(other, {"fetch.reviews.sha256": {}})
+    for command in COMMANDS:
+        program = f"umask 077 && python -m stages.{command}"
+        if command == "fetch":
+            # A single local file must be pinned, and its bytes are not the same: take the new hash.
+            printed = run(other, "sh", "-c", "sha256sum toy/reviews.csv")
+            set_params(other, {"fetch.reviews.sha256": {"reviews.csv": printed.split()[0]}})
+        run(other, "sh", "-c", program, TZ="Asia/Tokyo", LC_ALL="C", PYTHONHASHSEED="7")
+    lock = yaml.load((project / "dvc.lock").read_text())["stages"]
+    differs_by_design = {"data/manifests/reviews.json", "reports/report.md"}  # they name the file's hash
+    for out in (out for stage in lock.values() for out in stage["outs"]):
+        path = project / out["path"]
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        for file in files:
+            name = file.relative_to(project).as_posix()
+            if name not in differs_by_design:
+                assert (other / name).read_bytes() == file.read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"report.title": "Another title"}, {"report"}),
+        ({"sample.n": 1}, {"sample@base", "sample@sft", "sample-ppo@1", "sample-ppo@2", "report"}),
+        ({"ppo.lr": 1e-5}, {"ppo@1", "ppo@2", "report"}),
+        ({"ppo.seeds": [1, 2, 3]}, {"ppo@3", "sample-ppo@3", "judge", "report"}),
+        ({"judge.lr": 0.5}, {"judge-model", "judge", "report"}),
+        ({"sft.lr": 0.5}, {"sft", "report"}),
+        ({"reward.weak_accuracy": 0.1}, {"reward", "report"}),
+    ],
+)
+def test_a_parameter_invalidates_what_reads_it_and_nothing_else(project, changes, expected):
+    try:
+        set_params(project, changes)
+        assert changed_stages(project) == expected
+    finally:
+        run(project, "git", "checkout", "--quiet", "params.yaml")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("rlhf/stats.py", {"report"}),
+        ("rlhf/update.py", {"ppo@1", "ppo@2"}),
+        ("rlhf/judging.py", {"judge-model", "judge"}),
+        ("stages/split.py", {"split"}),
+    ],
+)
+def test_an_edit_invalidates_the_stages_that_import_it_and_nothing_else(project, file, expected):
+    try:
+        (project / file).write_text((project / file).read_text() + "\n# another line\n")
+        assert changed_stages(project) == expected
+    finally:
+        run(project, "git", "checkout", "--quiet", file)
+
+
+def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
+    printed = run(project, "dvc", "exp", "run", "-S", "ppo.lr=1e-5", "--name", "slow")
+    assert stages_run(printed) == {"ppo@1", "ppo@2", "sample-ppo@1", "sample-ppo@2", "judge", "report"}
+    assert yaml.load((project / "params.yaml").read_text())["ppo"]["lr"] == 1e-5
+    found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))
+    assert "reports/metrics/report.json" in found
+    assert all(isinstance(change["new"], int | float) for file in found.values() for change in file.values())
+    assert "slow" in run(project, "dvc", "exp", "show", "--csv")
+    run(project, "git", "checkout", "--quiet", ".")
+    run(project, "dvc", "checkout", "--quiet")
+    assert changed_stages(project) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "message"),
+    [
+        ({"ppo.lr": -1.0}, "fetch", "params.yaml: ppo.lr is -1.0: expected a finite number above 0"),
+        ({"split.sizes.sft": 4800}, "split", "split.sizes needs"),
+        ({"split.sha256": {"sft": "0" * 64}}, "split", "split.sha256 differs for judge, ppo, rm"),
+        ({"split.rows.label_column": "source"}, "split", "label is 'snippets': expected 0 or 1"),
+        ({"fetch.reviews.sha256": {"reviews.csv": "0" * 64}}, "fetch", "reviews.csv"),
+        (
+            {"model.lora.targets": ["nothing"]},
+            "sft",
+            "model.lora.targets names 'nothing': expected layers among",
+        ),
+    ],
+)
+def test_a_bad_input_gives_one_line_and_loses_nothing(project, changes, stage, message):
+    before = run(project, "dvc", "status")
+    try:
+        set_params(project, changes)
+        printed = run(project, "python", "-m", f"stages.{stage}", expect=1).strip().splitlines()
+        assert printed[-1].startswith("error: ")
+        assert message in printed[-1]
+        assert not any("Traceback" in line for line in printed)
+    finally:
+        run(project, "git", "checkout", "--quiet", "params.yaml")
+    assert run(project, "dvc", "status") == before

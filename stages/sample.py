@@ -47,8 +47,10 @@ def main() -> None:
         select(model, adapter)
         responses = sample(model, prompts, noise, generation.response_tokens, eos_id, generation.temperature)
         own = evaluate(model, prompts, responses, None, generation.temperature, max_tokens)
-        select(model, "sft")
-        reference = evaluate(model, prompts, responses, None, generation.temperature, max_tokens)
+        reference = own
+        if adapter != "sft":
+            select(model, "sft")
+            reference = evaluate(model, prompts, responses, None, generation.temperature, max_tokens)
         texts = [p + r for p, r in zip(prompts, responses, strict=True)]
         scores = reward_scores(model, reward_head, texts, eos_id, max_tokens)
         for i, (row, number) in enumerate(batch):

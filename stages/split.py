@@ -36,7 +36,8 @@ def main() -> None:
     )
     parts = cut(eligible, sizes)
     judge_rows = read_table(table, split.rows.text_column, split.rows.label_column, split.judge.where)
-    parts["judge"] = judge_part(judge_rows, eligible, split, params.seed)
+    taken = [row for part in parts.values() for row in part]
+    parts["judge"] = judge_part(judge_rows, ordered, taken, split, params.seed)
 
     hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
     check_frozen(hashes, split.sha256)
@@ -63,19 +64,18 @@ def main() -> None:
     print(f"split: {summary['sizes']}")
 
 
-def judge_part(reviews: list[Row], eligible: list[dict], split: Split, seed: int) -> list[dict]:
-    """The judge's own rows: closing sentences of reviews, and the rows that no other part has taken."""
+def judge_part(
+    reviews: list[Row], ordered: list[Row], taken: list[dict], split: Split, seed: int
+) -> list[dict]:
+    """The judge's own rows: closing sentences of reviews, and the snippets that no other part has taken."""
     closings = [row._replace(text=closing_text(row.text, split.judge.characters)) for row in reviews]
     unique, _ = distinct([row for row in closings if row.text])
-    known = {normalised(row["text"]) for row in eligible}
-    free = [row for row in in_hash_order(unique, seed) if normalised(row.text) not in known]
-    rows = cut([row._asdict() for row in free], {"judge": split.judge.size})["judge"]
-    leftover = eligible[sum(vars(split.sizes).values()) :] if split.judge.leftover else []
-    first = len(rows)
-    return rows + [
-        {"id": f"judge-{first + i:05d}", "text": row["text"], "label": row["label"]}
-        for i, row in enumerate(leftover)
-    ]
+    snippets = {normalised(row.text) for row in ordered}
+    free = [row for row in in_hash_order(unique, seed) if normalised(row.text) not in snippets]
+    used = {row["text"] for row in taken}
+    unused = [row for row in ordered if row.text not in used] if split.judge.leftover else []
+    rows = [row._asdict() for row in free[: split.judge.size] + unused]
+    return cut(rows, {"judge": split.judge.size + len(unused)})["judge"]
 
 
 def check_frozen(hashes: dict[str, str], frozen: dict[str, str] | None) -> None:

@@ -35,12 +35,14 @@ def sources(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, sources) -> Path:
-    """The toy project after `dvc repro`, committed."""
+    """The toy project after `make repro`, committed; its environment is the one that runs the tests."""
     folder = write_project(tmp_path_factory.mktemp("project"), sources)
     run(folder, "git", "init", "--quiet")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "before")
-    run(folder, "dvc", "repro")
+    (folder / ".venv").mkdir()
+    (folder / ".venv/installed.txt").write_text("")
+    assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "after")
     return folder
@@ -81,7 +83,8 @@ def test_nothing_is_left_lying_about(project):
 
 
 def test_a_second_repro_runs_nothing_and_says_so(project):
-    printed = run(project, "dvc", "repro")
+    assert stages_run(run(project, "dvc", "repro", "--dry")) == set()
+    printed = run(project, "make", "repro")
     assert stages_run(printed) == set()
     assert "up to date" in printed
 

@@ -1,0 +1,40 @@
+"""The README names what is there: modules, files, make targets, parameters."""
+
+import re
+
+from architecture import ROOT
+from ruamel.yaml import YAML
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PARAMS = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_tree_names_every_module_and_no_other():
+    tree = README.split("## The tree")[1].split("\n## ")[0]
+    modules = {path.stem for path in (ROOT / "rlhf").glob("*.py")} - {"__init__"}
+    named = re.findall(r"^      ((?:[a-z]+, )*[a-z]+)  ", tree, re.MULTILINE)
+    assert {name for names in named for name in names.split(", ")} == modules
+
+
+def test_files_that_it_names_exist():
+    names = set(re.findall(r"[`(]((?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|lock|png))[`)]", README))
+    assert len(names) > 4
+    assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
+
+
+def test_make_targets_that_it_names_exist():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = set(re.findall(r"make ([a-z]+) ", README))
+    assert named == {"repro", "test"} <= set(targets)
+
+
+def test_parameters_that_it_names_exist():
+    named = set(
+        re.findall(r"`((?:fetch|split|model|sft|reward|ppo|sample|judge|report|runtime)\.[a-z_.]+)`", README)
+    )
+    assert len(named) > 5
+    for name in named:
+        section = PARAMS
+        for key in name.split("."):
+            assert key in section, name
+            section = section[key]

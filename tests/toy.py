@@ -105,7 +105,7 @@ def write_project(folder: Path, sources: Path) -> Path:
 
 def environment(**changes: str) -> dict[str, str]:
     """A newcomer's shell after `source .venv/bin/activate`, without personal git settings."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "GIT_", "PYTHON"))}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "GIT_", "MAKE", "PYTHON"))}
     identity = {f"GIT_{who}_{what}": "toy" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return clean | identity | {"PATH": path, "GIT_CONFIG_GLOBAL": os.devnull} | changes

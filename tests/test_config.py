@@ -1,5 +1,6 @@
 """params.yaml is read strictly: each mistake names its key, its value and what was expected, in one line."""
 
+import functools
 from copy import deepcopy
 from dataclasses import FrozenInstanceError, asdict
 from pathlib import Path
@@ -101,7 +102,8 @@ def test_spellings_of_a_number(edited, raw, expected):
     ],
 )
 def test_the_borders_of_each_range_are_inside(edited, key, raw):
-    load(edited({key: raw}))
+    value = functools.reduce(getattr, key.split("."), load(edited({key: raw})))
+    assert (list(value) if isinstance(value, tuple) else value) == YAML(typ="safe", pure=True).load(raw)
 
 
 @pytest.mark.parametrize(

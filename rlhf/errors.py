@@ -19,5 +19,5 @@ def run(main: Callable[[], None]) -> None:
         print(f"error: {error.strerror or error}: {error.filename or 'no file name'}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted: run the same command again; training and sampling go on", file=sys.stderr)
         sys.exit(130)

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from rlhf.batching import micro_batches
+from rlhf.checkpoint import Snapshots, restore_training, training_snapshot
 from rlhf.errors import UserError
 from rlhf.randomness import epoch_order, stream
 from rlhf.record import Progress
@@ -57,6 +59,7 @@ def train_classifier(
     batch_size: int,
     lr: float,
     seed: int,
+    snapshots: Snapshots,
 ) -> None:
     """Fine-tune all of `model` with cross-entropy; it returns frozen, with 1 as the class 'positive'.
 
@@ -75,8 +78,12 @@ def train_classifier(
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     steps = epochs * len(texts) // batch_size
     warm_up = max(1, steps // 16)
-    progress = Progress("judge-model", steps)
-    for step in range(steps):
+    done = 0
+    if snapshot := snapshots.latest():
+        restore_training(snapshot, optimizer)
+        done = snapshot.step
+    progress = Progress("judge-model", steps, done)
+    for step in range(done, steps):
         optimizer.param_groups[0]["lr"] = lr * min(
             (step + 1) / warm_up, (steps - step) / (steps - warm_up + 1)
         )
@@ -92,7 +99,18 @@ def train_classifier(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress.step(step + 1, sum(len(texts[i]) for i in rows), loss=loss)
+        if snapshots.due():
+            snapshots.save(training_snapshot(step + 1, optimizer))
     model.requires_grad_(False)
+
+
+def save_classifier(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a folder that `load_classifier` reads."""
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except SafetensorError as error:
+        raise UserError(f"the judge could not be written: {error}") from None
 
 
 def positive_class(model: nn.Module) -> int:

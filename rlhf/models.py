@@ -13,7 +13,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -55,9 +55,11 @@ def load_base(folder: Path, dtype: str, quantization: str, device: torch.device)
             bnb_4bit_compute_dtype=torch_dtype,
         )
         arguments["device_map"] = {"": device}
-    base = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, **arguments
+    base, found = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, **arguments
     )
+    if found["missing_keys"]:
+        raise UserError(f"{folder.name}: weights are missing, such as {min(found['missing_keys'])}")
     for module in base.modules():
         # bitsandbytes repacks 4-bit weights in place on such CPUs and then loses every LoRA gradient.
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -166,7 +168,8 @@ def save_adapter(model: PeftModel, name: str, folder: Path, base_name: str) -> N
     config.target_modules = sorted(config.target_modules)
     config.save_pretrained(str(folder))
     tensors = {key: value.cpu().contiguous() for key, value in adapter_state(model, name).items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    # Written by Python, so that a full disk is an OSError like any other.
+    (folder / "adapter_model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def load_adapter(model: PeftModel, name: str, folder: str | Path) -> None:
@@ -195,7 +198,7 @@ def new_head(hidden_size: int, seed: int | None, device: torch.device) -> nn.Lin
 
 def save_head(head: nn.Linear, path: Path) -> None:
     """Write a head's weight and bias as safetensors."""
-    save_file({key: value.detach().cpu().contiguous() for key, value in head.state_dict().items()}, path)
+    path.write_bytes(save({k: v.detach().cpu().contiguous() for k, v in head.state_dict().items()}))
 
 
 def load_head(path: str | Path, device: torch.device) -> nn.Linear:

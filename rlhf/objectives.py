@@ -106,6 +106,28 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     return 0.5 * masked_mean(torch.maximum((values - returns).square(), (clipped - returns).square()), mask)
 
 
+def next_kl_beta(
+    controller: str, kl_beta: float, kl: float, target: float, rollouts: int, horizon: int
+) -> float:
+    """The KL coefficient for the next batch, from this batch's `kl` to the reference (unit of `target`).
+
+    fixed:    beta.
+    ziegler:  beta (1 + clip(kl / target - 1, -0.2, 0.2) rollouts / horizon). Source: Ziegler et al. 2019.
+    stepwise: 1.2 beta above 1.5 target, beta / 1.2 below target / 1.5, within [0.01, 1]. Source: the
+    question answering reference, which steers by the KL between old and new policy; here it is the KL to
+    the frozen reference, since that is what the penalty holds down.
+    """
+    if controller == "ziegler":
+        error = min(max(kl / target - 1, -0.2), 0.2)
+        return kl_beta * (1 + error * rollouts / horizon)
+    if controller == "stepwise":
+        factor = 1.2 if kl > 1.5 * target else 1 / 1.2 if kl < target / 1.5 else 1.0
+        return min(max(kl_beta * factor, 0.01), 1.0)
+    if controller != "fixed":
+        raise ValueError(f"unknown KL controller {controller!r}")
+    return kl_beta
+
+
 def _same_shapes(*tensors: Tensor) -> None:
     if len({tuple(tensor.shape) for tensor in tensors}) != 1:
         raise ValueError(f"shapes differ: {[tuple(tensor.shape) for tensor in tensors]}")

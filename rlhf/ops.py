@@ -63,6 +63,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, head, tokens, temperature):
+        """Log-probabilities and entropies in chunks of rows; the gradient is kept only if it is needed."""
         logprobs = hidden.new_empty(len(tokens), dtype=torch.float32)
         entropy = torch.empty_like(logprobs)
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class StepNorms(NamedTuple):
@@ -35,6 +35,19 @@ def loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScale
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16, init_scale=256.0)
 
 
+def copy_parameters(groups: dict[str, list[nn.Parameter]]) -> list[Tensor]:
+    """Copies of all the groups' parameters, for `set_parameters`."""
+    return [parameter.detach().clone() for group in groups.values() for parameter in group]
+
+
+@torch.no_grad()
+def set_parameters(groups: dict[str, list[nn.Parameter]], values: list[Tensor]) -> None:
+    """Put copies that `copy_parameters` made back into the live parameters."""
+    parameters = [parameter for group in groups.values() for parameter in group]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
 def optimizer_step(
     optimizer: torch.optim.Optimizer,
     groups: dict[str, list[nn.Parameter]],
@@ -43,13 +56,14 @@ def optimizer_step(
 ) -> StepNorms:
     """Clip the joint gradient norm at `max_grad_norm`, update, clear the gradients.
 
-    Gradients that are not finite: with loss scaling the step is skipped and the scale halves; without it a
-    `FloatingPointError` is raised before any parameter changes.
+    Gradients that are not finite: with loss scaling the step is skipped and the scale halves, and once the
+    scale is below 2^-14 no scale will help; then, and without scaling, a `FloatingPointError` is raised
+    before any parameter changes.
     """
     scaler.unscale_(optimizer)
     parameters = [parameter for group in groups.values() for parameter in group]
     finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in parameters)
-    if not finite and not scaler.is_enabled():
+    if not finite and (not scaler.is_enabled() or scaler.get_scale() < 2**-14):
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError("gradients are not finite; no update was made")
     norms = {name: _norm(group) for name, group in groups.items()}

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -53,7 +54,12 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 def write_csv(path: str | Path, rows: list[dict]) -> None:
-    """Write rows with the first row's keys as header; None becomes an empty cell."""
+    """Write rows with the first row's keys as header; None becomes an empty cell.
+
+    No rows, or a number that is not finite, is a `ValueError`.
+    """
+    if not rows or not all(math.isfinite(v) for row in rows for v in row.values() if isinstance(v, float)):
+        raise ValueError(f"{path}: expected rows of finite numbers")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -80,9 +86,13 @@ def _read_text(path: str | Path) -> str:
 
 def _parse_json(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json.loads(text, parse_constant=_not_finite)
+    except ValueError as error:
         raise UserError(f"{where}: not valid JSON: {error}") from None
+
+
+def _not_finite(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def sha256_file(path: str | Path) -> str:
@@ -102,8 +112,8 @@ def sha256_rows(rows: Iterable[dict]) -> str:
 class Progress:
     """Console lines with values, tokens per second and time left, some fifty in all. Never in an output."""
 
-    def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps = name, steps
+    def __init__(self, name: str, steps: int, done: int = 0) -> None:
+        self.name, self.steps, self.done = name, steps, done
         self.started, self.tokens = time.monotonic(), 0
 
     def step(self, step: int, tokens: int, **values: float | None) -> None:
@@ -112,7 +122,7 @@ class Progress:
         if step % max(1, self.steps // 50) and step != self.steps:
             return
         elapsed = max(time.monotonic() - self.started, 1e-9)
-        left = int(elapsed / step * (self.steps - step))
+        left = int(elapsed / (step - self.done) * (self.steps - step))
         shown = "  ".join(f"{name} {'null' if v is None else format(v, '.4g')}" for name, v in values.items())
         print(
             f"{self.name} {step}/{self.steps}  {shown}  {self.tokens / elapsed:.0f} tokens/s  "

@@ -32,33 +32,37 @@ class Rollout(NamedTuple):
 def collect(
     model: PeftModel,
     reward_head: nn.Linear,
-    value_head: nn.Linear,
+    value_head: nn.Linear | None,
     prompts: list[list[int]],
     streams: list[np.random.Generator],
     *,
+    policy: str | None,
     response_tokens: int,
     eos_id: int,
     temperature: float,
     max_tokens: int,
 ) -> Rollout:
-    """Sample from adapter `ppo`; evaluate under `ppo` and under the frozen `sft`; score with `reward`."""
-    select(model, "ppo")
+    """Sample from adapter `policy` (None: the base); evaluate under it and under the frozen `sft`; score with
+    `reward`."""
+    select(model, policy)
     responses = sample(model, prompts, streams, response_tokens, eos_id, temperature)
-    policy = evaluate(model, prompts, responses, value_head, temperature, max_tokens)
-    select(model, "sft")
-    reference = evaluate(model, prompts, responses, None, temperature, max_tokens)
+    own = evaluate(model, prompts, responses, value_head, temperature, max_tokens)
+    reference = own
+    if policy != "sft":
+        select(model, "sft")
+        reference = evaluate(model, prompts, responses, None, temperature, max_tokens)
     texts = [p + r for p, r in zip(prompts, responses, strict=True)]
     scores = reward_scores(model, reward_head, texts, eos_id, max_tokens)
     lengths = torch.tensor([len(r) for r in responses], device=scores.device)
-    columns = torch.arange(policy.logprobs.shape[1], device=scores.device)
+    columns = torch.arange(own.logprobs.shape[1], device=scores.device)
     return Rollout(
         prompts,
         responses,
         columns < lengths[:, None],
-        policy.logprobs,
+        own.logprobs,
         reference.logprobs,
-        policy.entropy,
-        policy.values,
+        own.entropy,
+        own.values,
         scores,
     )
 
@@ -81,3 +85,27 @@ def summarise(rollout: Rollout, decode: Callable[[list[int]], str], eos_id: int)
         "repetition": sum(repetition(decode(response)) for response in responses) / len(responses),
         "entropy": masked_mean(rollout.entropy, mask).item(),
     }
+
+
+def records(rollout: Rollout, decode: Callable[[list[int]], str], eos_id: int) -> list[dict]:
+    """Each sequence of a rollout as a row to write down; kl is the k1 estimate, nats per sequence."""
+    rows = []
+    for i, (prompt, response) in enumerate(zip(rollout.prompts, rollout.responses, strict=True)):
+        continuation, mask = decode(response), rollout.response_mask[i]
+        rows.append(
+            {
+                "prefix": decode(prompt),
+                "continuation": continuation,
+                "full_text": decode(prompt + response),
+                "token_ids": response,
+                "n_tokens": len(response),
+                "ended": response[-1] == eos_id,
+                "empty": not continuation.strip(),
+                "repetition": repetition(continuation),
+                "kl": (
+                    masked_sum(rollout.logprobs[i], mask) - masked_sum(rollout.ref_logprobs[i], mask)
+                ).item(),
+                "reward": rollout.scores[i].item(),
+            }
+        )
+    return rows

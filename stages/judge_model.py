@@ -1,8 +1,16 @@
 """Train the judge on its own labels, or take a ready classifier as it is: `python -m stages.judge_model`."""
 
+from rlhf.checkpoint import Snapshots, inputs_key
 from rlhf.config import load
 from rlhf.errors import run
-from rlhf.judging import encode, load_classifier, positive_probabilities, train_classifier, vader_compound
+from rlhf.judging import (
+    encode,
+    load_classifier,
+    positive_probabilities,
+    save_classifier,
+    train_classifier,
+    vader_compound,
+)
 from rlhf.models import set_determinism
 from rlhf.record import read_json, read_jsonl, replacing, write_json
 from rlhf.sources import locate
@@ -14,6 +22,14 @@ def main() -> None:
     device = set_determinism(params.runtime.device, params.runtime.threads)
     model, tokenizer = load_classifier(locate(read_json("data/manifests/judge.json")), device)
     rows, held_out = (read_jsonl(f"data/split/{part}.jsonl") for part in ("judge", "rm_test"))
+    key = inputs_key(
+        [params.seed, params.runtime.device, params.runtime.threads, judge],
+        [
+            *("constraints.txt", "data/manifests/judge.json"),
+            *("data/split/judge.jsonl", "data/split/rm_test.jsonl"),
+        ],
+    )
+    snapshots = Snapshots(".checkpoints/judge-model", key, params.runtime.snapshot_seconds)
 
     if judge.epochs:
         train_classifier(
@@ -24,6 +40,7 @@ def main() -> None:
             batch_size=judge.batch_size,
             lr=judge.lr,
             seed=params.seed,
+            snapshots=snapshots,
         )
     texts = [row["text"] for row in held_out]
     probabilities = positive_probabilities(model, encode(tokenizer, texts, judge.max_tokens))
@@ -34,9 +51,9 @@ def main() -> None:
         "train_rows": len(rows) if judge.epochs else 0,
     }
     with replacing("artifacts/judge_model") as output:
-        model.save_pretrained(output)
-        tokenizer.save_pretrained(output)
+        save_classifier(model, tokenizer, output)
     write_json("reports/metrics/judge_model.json", metrics)
+    snapshots.remove()
     print(f"judge-model: accuracy {metrics['accuracy']:.3f}, VADER {metrics['vader_accuracy']:.3f}")
 
 

@@ -4,11 +4,10 @@ The numbers in the comments are the steps that the README describes.
 """
 
 import argparse
-from typing import NamedTuple
-
-from torch import Tensor, nn
+import dataclasses
 
 from rlhf.batching import chunks
+from rlhf.checkpoint import Best, Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
 from rlhf.errors import run
 from rlhf.models import (
@@ -26,12 +25,12 @@ from rlhf.models import (
     set_adapter_state,
     set_determinism,
 )
-from rlhf.objectives import gae, token_rewards
+from rlhf.objectives import gae, next_kl_beta, token_rewards
 from rlhf.ops import whiten
-from rlhf.optim import adamw, loss_scaler, optimizer_step
+from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step, set_parameters
 from rlhf.randomness import epoch_order, stream
-from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json
-from rlhf.rollout import collect, summarise
+from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json, write_jsonl
+from rlhf.rollout import collect, records, summarise
 from rlhf.sources import locate
 from rlhf.tokenizer import load_tokenizer
 from rlhf.update import minibatch_backward, summarise_updates
@@ -68,28 +67,56 @@ def main() -> None:
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    prefixes, validation_prefixes = (
-        [row["token_ids"][: generation.prefix_tokens] for row in read_jsonl(f"data/split/{part}.jsonl")]
-        for part in ("ppo", "val")
-    )
+    def prefix(row: dict) -> list[int]:
+        return row["token_ids"][: generation.prefix_tokens]
+
+    prefixes = [prefix(row) for row in read_jsonl("data/split/ppo.jsonl")]
+    validation_rows = read_jsonl("data/split/val.jsonl")[: ppo.validation_prefixes]
     settings = {
+        "policy": "ppo",
         "response_tokens": generation.response_tokens,
         "eos_id": eos_id,
         "temperature": generation.temperature,
         "max_tokens": max_tokens,
     }
 
-    def validate(step: int) -> dict:
+    def validate(step: int) -> tuple[dict, list[dict]]:
         """The same prefixes and the same noise at every check, so that only the policy differs."""
-        chosen = validation_prefixes[: ppo.validation_prefixes]
-        noise = [stream(params.seed, "ppo", "validation", row) for row in range(len(chosen))]
-        rollout = collect(model, reward_head, value_head, chosen, noise, **settings)
-        return {"step": step, **summarise(rollout, decode, eos_id)}
+        noise = [stream(params.seed, "ppo", "validation", row) for row in range(len(validation_rows))]
+        rollout = collect(
+            model, reward_head, value_head, [prefix(row) for row in validation_rows], noise, **settings
+        )
+        texts = records(rollout, decode, eos_id)
+        names = [{"step": step, "id": row["id"]} for row in validation_rows]
+        return (
+            {"step": step, **summarise(rollout, decode, eos_id)},
+            [name | text for name, text in zip(names, texts, strict=True)],
+        )
 
-    validations = [validate(0)]
-    best = Checkpoint(0, validations[0]["reward"], adapter_state(model, "ppo"), head_state(value_head))
-    progress, log = Progress(f"ppo@{seed}", ppo.steps), []
-    for step in range(ppo.steps):
+    # A run that was interrupted goes on after its last snapshot, to the same bytes.
+    key = inputs_key(
+        [
+            *(seed, params.seed, params.runtime.device, params.runtime.threads),
+            *(params.model, adam, generation, dataclasses.replace(ppo, seeds=())),
+        ],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/ppo.jsonl"),
+            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward"),
+        ],
+    )
+    snapshots = Snapshots(f".checkpoints/ppo-{seed}", key, params.runtime.snapshot_seconds)
+    if snapshot := snapshots.latest():
+        best, done = restore_training(snapshot, optimizer, scaler), snapshot.step
+        log, validations, texts, kl_beta = (
+            snapshot.record[name] for name in ("log", "validations", "texts", "kl_beta")
+        )
+    else:
+        first, texts = validate(0)
+        log, validations, kl_beta, done = [], [first], ppo.kl_beta, 0
+        best = Best(0, first["reward"], copy_parameters(groups))
+
+    progress = Progress(f"ppo@{seed}", ppo.steps, done)
+    for step in range(done, ppo.steps):
         # 2. Sample a batch of responses; evaluate them under the policy and the reference; score them.
         rows = epoch_order(seed, "ppo", len(prefixes), step, ppo.batch_size)
         noise = [stream(seed, "ppo", "sample", step, row) for row in range(len(rows))]
@@ -97,7 +124,7 @@ def main() -> None:
         mask = rollout.response_mask
 
         # 3. Per-token rewards: the KL penalty everywhere, the score on the last token.
-        rewards = token_rewards(rollout.scores, rollout.logprobs, rollout.ref_logprobs, mask, ppo.kl_beta)
+        rewards = token_rewards(rollout.scores, rollout.logprobs, rollout.ref_logprobs, mask, kl_beta)
 
         # 4. Advantages by GAE; returns from the raw advantages; then the advantages are whitened.
         advantages, returns = gae(rewards, rollout.values, mask, ppo.gamma, ppo.lam)
@@ -133,19 +160,26 @@ def main() -> None:
                 "step": step + 1,
                 **summarise(rollout, decode, eos_id),
                 **summarise_updates(statistics, norms, ppo.value_coef),
-                "kl_beta": ppo.kl_beta,
+                "kl_beta": kl_beta,
             }
+        )
+        kl_beta = next_kl_beta(
+            ppo.kl_controller, kl_beta, log[-1]["kl_per_token"], ppo.kl_target, len(rows), ppo.kl_horizon
         )
         shown = {name: log[-1][name] for name in ("reward", "kl", "loss", "length", "policy_grad_norm")}
         progress.step(step + 1, int(mask.sum()), **shown)
 
         # 6. Fixed validation; the policy with the highest validation reward is the one selected.
         if (step + 1) % ppo.validate_every == 0 or step + 1 == ppo.steps:
-            validations.append(validate(step + 1))
-            print(f"ppo@{seed} validation {validations[-1]}", flush=True)
-            if validations[-1]["reward"] > best.reward:
-                reward = validations[-1]["reward"]
-                best = Checkpoint(step + 1, reward, adapter_state(model, "ppo"), head_state(value_head))
+            validation, more = validate(step + 1)
+            validations.append(validation)
+            texts += more
+            print(f"ppo@{seed} validation {validation}", flush=True)
+            if validation["reward"] > best.value:
+                best = Best(step + 1, validation["reward"], copy_parameters(groups))
+        if snapshots.due():
+            logs = {"log": log, "validations": validations, "texts": texts, "kl_beta": kl_beta}
+            snapshots.save(training_snapshot(step + 1, optimizer, scaler, best, **logs))
 
     # 7. What was frozen must still be what it was; then write the last and the selected policy.
     for name, expected in frozen.items():
@@ -154,35 +188,23 @@ def main() -> None:
     with replacing(f"artifacts/ppo/{seed}") as output:
         save_adapter(model, "ppo", output / "last", manifest["source"]["name"])
         save_head(value_head, output / "last" / "value_head.safetensors")
-        set_adapter_state(model, "ppo", best.adapter)
-        value_head.load_state_dict(best.head)
+        set_parameters(groups, best.parameters)
         save_adapter(model, "ppo", output, manifest["source"]["name"])
         save_head(value_head, output / "value_head.safetensors")
     write_csv(f"reports/plots/ppo/{seed}.csv", log)
     write_csv(f"reports/plots/ppo_validation/{seed}.csv", validations)
+    write_jsonl(f"artifacts/ppo_validation/{seed}.jsonl", texts)
     write_json(
         f"reports/metrics/ppo/{seed}.json",
         {
             "selected_step": best.step,
             "validation_reward_initial": validations[0]["reward"],
-            "validation_reward_selected": best.reward,
+            "validation_reward_selected": best.value,
             "last_step_reward": log[-1]["reward"],
             "last_step_kl": log[-1]["kl"],
         },
     )
-
-
-class Checkpoint(NamedTuple):
-    """The policy with the highest fixed-validation reward so far; SFT itself is the first candidate."""
-
-    step: int
-    reward: float
-    adapter: dict[str, Tensor]
-    head: dict[str, Tensor]
-
-
-def head_state(head: nn.Linear) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in head.state_dict().items()}
+    snapshots.remove()
 
 
 if __name__ == "__main__":

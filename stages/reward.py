@@ -1,17 +1,15 @@
 """Reward model: learn a review's sentiment from human labels: `python -m stages.reward`."""
 
-from typing import NamedTuple
-
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf.batching import micro_batches
+from rlhf.checkpoint import Best, Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
 from rlhf.errors import run
 from rlhf.models import (
     Lora,
-    adapter_state,
     add_adapters,
     fingerprint,
     load_base,
@@ -19,11 +17,10 @@ from rlhf.models import (
     save_adapter,
     save_head,
     select,
-    set_adapter_state,
     set_determinism,
 )
 from rlhf.objectives import label_loss
-from rlhf.optim import adamw, loss_scaler, optimizer_step
+from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step, set_parameters
 from rlhf.randomness import epoch_order
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json, write_jsonl
 from rlhf.scoring import reward_logits
@@ -46,9 +43,20 @@ def main() -> None:
     groups = {"policy": select(model, "reward", train=True), "head": list(head.parameters())}
     optimizer = adamw(groups, reward.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
     scaler = loss_scaler(device, base.dtype)
-    progress, log, validations = Progress("reward", reward.steps), [], []
-    best: Checkpoint | None = None
-    for step in range(reward.steps):
+    key = inputs_key(
+        [params.seed, params.runtime.device, params.runtime.threads, params.model, adam, reward],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/rm.jsonl"),
+            *("data/split/val.jsonl", "data/split/rm_test.jsonl"),
+        ],
+    )
+    snapshots = Snapshots(".checkpoints/reward", key, params.runtime.snapshot_seconds)
+    done, log, validations, best = 0, [], [], None
+    if snapshot := snapshots.latest():
+        best = restore_training(snapshot, optimizer, scaler)
+        done, log, validations = snapshot.step, snapshot.record["log"], snapshot.record["validations"]
+    progress = Progress("reward", reward.steps, done)
+    for step in range(done, reward.steps):
         chosen = epoch_order(params.seed, "reward", len(rows["rm"]), step, reward.batch_size)
         batch = [rows["rm"][i] for i in chosen]
         loss = 0.0
@@ -67,11 +75,13 @@ def main() -> None:
             quality = summarise(logits, labels_of(rows["val"], device))
             validations.append({"step": step + 1, "bce": quality["bce"], "accuracy": quality["accuracy"]})
             print(f"reward validation {validations[-1]}", flush=True)
-            if best is None or quality["bce"] < best.bce:
-                best = Checkpoint(step + 1, quality["bce"], adapter_state(model, "reward"), head_state(head))
+            if best is None or quality["bce"] < best.value:
+                best = Best(step + 1, quality["bce"], copy_parameters(groups))
+        if snapshots.due():
+            logs = {"log": log, "validations": validations}
+            snapshots.save(training_snapshot(step + 1, optimizer, scaler, best, **logs))
 
-    set_adapter_state(model, "reward", best.adapter)
-    head.load_state_dict(best.head)
+    set_parameters(groups, best.parameters)
     logits = predict(model, head, rows["rm_test"], eos_id, max_tokens)
     metrics = {"selected_step": best.step, **summarise(logits, labels_of(rows["rm_test"], device))}
     metrics["weak"] = metrics["accuracy"] < reward.weak_accuracy
@@ -97,22 +107,10 @@ def main() -> None:
     write_csv("reports/plots/reward.csv", log)
     write_csv("reports/plots/reward_validation.csv", validations)
     write_json("reports/metrics/reward.json", metrics)
+    snapshots.remove()
     print(f"reward: accuracy {metrics['accuracy']:.3f} on {metrics['n']} held-out reviews")
     if metrics["weak"]:
         print(f"reward: WEAK, its accuracy is below {reward.weak_accuracy}: PPO's results are unreliable")
-
-
-class Checkpoint(NamedTuple):
-    """The reward model with the lowest validation BCE so far."""
-
-    step: int
-    bce: float
-    adapter: dict[str, Tensor]
-    head: dict[str, Tensor]
-
-
-def head_state(head: nn.Linear) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in head.state_dict().items()}
 
 
 def labels_of(rows: list[dict], device: torch.device) -> Tensor:

@@ -1,26 +1,27 @@
 """Continue the test prefixes with one policy and measure its fit to held-out reviews:
-`python -m stages.sample --policy base|sft|ppo-<seed>`.
+`python -m stages.sample --policy base|sft|sft-again|ppo-<seed>`.
 """
 
 import argparse
 
 from rlhf.batching import chunks
+from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import load
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, load_head, select, set_determinism
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, write_json, write_jsonl
-from rlhf.sampling import sample
-from rlhf.scoring import evaluate, reward_scores
+from rlhf.rollout import collect, records
+from rlhf.scoring import evaluate
 from rlhf.sources import locate
-from rlhf.textmetrics import repetition
 from rlhf.tokenizer import load_tokenizer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", required=True, help="base, sft or ppo-<seed>")
+    parser.add_argument("--policy", required=True, help="base, sft, sft-again or ppo-<seed>")
     policy = parser.parse_args().policy
+    adapter = adapter_of(policy)
     params = load()
     generation, max_tokens = params.generation, params.model.micro_batch_tokens
     device = set_determinism(params.runtime.device, params.runtime.threads)
@@ -32,69 +33,76 @@ def main() -> None:
     load_adapter(model, "sft", "artifacts/sft")
     load_adapter(model, "reward", "artifacts/reward")
     reward_head = load_head("artifacts/reward/head.safetensors", device)
-    adapter = active_adapter(policy)
-    if adapter == "policy":
-        load_adapter(model, "policy", f"artifacts/ppo/{policy.removeprefix('ppo-')}")
+    trained = [f"artifacts/ppo/{policy.removeprefix('ppo-')}"] if adapter == "policy" else []
+    for path in trained:
+        load_adapter(model, "policy", path)
 
-    rows = []
-    # Row-major in the sample's number: the noise is named by prefix and sample, never by the policy, so
-    # that every policy meets the same draws.
-    jobs = [(row, number) for number in range(params.sample.n) for row in read_jsonl("data/split/test.jsonl")]
-    progress = Progress(f"sample@{policy}", len(jobs))
-    for batch in chunks(jobs, params.sample.batch_size):
-        prompts = [row["token_ids"][: generation.prefix_tokens] for row, _ in batch]
-        noise = [stream(params.seed, "sample", "test", row["id"], number) for row, number in batch]
-        select(model, adapter)
-        responses = sample(model, prompts, noise, generation.response_tokens, eos_id, generation.temperature)
-        own = evaluate(model, prompts, responses, None, generation.temperature, max_tokens)
-        reference = own
-        if adapter != "sft":
-            select(model, "sft")
-            reference = evaluate(model, prompts, responses, None, generation.temperature, max_tokens)
-        texts = [p + r for p, r in zip(prompts, responses, strict=True)]
-        scores = reward_scores(model, reward_head, texts, eos_id, max_tokens)
-        for i, (row, number) in enumerate(batch):
-            continuation = tokenizer.decode(responses[i], skip_special_tokens=True)
-            rows.append(
-                {
-                    "id": row["id"],
-                    "sample": number,
-                    "policy": policy,
-                    "prefix": tokenizer.decode(prompts[i]),
-                    "continuation": continuation,
-                    "full_text": tokenizer.decode(texts[i], skip_special_tokens=True),
-                    "token_ids": responses[i],
-                    "n_tokens": len(responses[i]),
-                    "ended": responses[i][-1] == eos_id,
-                    "empty": not continuation.strip(),
-                    "repetition": repetition(continuation),
-                    "kl": (own.logprobs[i].sum() - reference.logprobs[i].sum()).item(),
-                    "reward": scores[i].item(),
-                }
-            )
-        progress.step(len(rows), sum(map(len, responses)), reward=scores.mean().item())
-    select(model, adapter)
-    val = read_jsonl("data/split/val.jsonl")
-    reviews = [row["token_ids"] + [eos_id] for row in val]
-    outputs = evaluate(model, [r[:1] for r in reviews], [r[1:] for r in reviews], None, 1.0, max_tokens)
-    nll = [
-        {"id": row["id"], "nll": -outputs.logprobs[i].sum().item(), "tokens": len(reviews[i]) - 1}
-        for i, row in enumerate(val)
-    ]
+    def decode(tokens: list[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=True)
+
+    # The noise is named by prefix and sample, never by the policy, so that every policy meets the same draws.
+    # `sft-again` is SFT under other draws: a comparison in which no difference must be found.
+    purpose = "again" if policy == "sft-again" else "test"
+    test, val = (read_jsonl(f"data/split/{part}.jsonl") for part in ("test", "val"))
+    jobs = [(row, number) for number in range(params.sample.n) for row in test]
+    batches = list(chunks(jobs, params.sample.batch_size))
+    key = inputs_key(
+        [
+            *(policy, params.seed, params.runtime.device, params.runtime.threads),
+            *(params.model, generation, params.sample),
+        ],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/test.jsonl"),
+            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward", *trained),
+        ],
+    )
+    snapshots = Snapshots(f".checkpoints/sample-{policy}", key, params.runtime.snapshot_seconds)
+    snapshot = snapshots.latest() or Snapshot(0, {}, {"rows": []})
+    rows = snapshot.record["rows"]
+    progress = Progress(f"sample@{policy}", len(jobs), len(rows))
+    for number, batch in enumerate(batches[snapshot.step :], start=snapshot.step):
+        rollout = collect(
+            model,
+            reward_head,
+            None,
+            [row["token_ids"][: generation.prefix_tokens] for row, _ in batch],
+            [stream(params.seed, "sample", purpose, row["id"], sample) for row, sample in batch],
+            policy=adapter,
+            response_tokens=generation.response_tokens,
+            eos_id=eos_id,
+            temperature=generation.temperature,
+            max_tokens=max_tokens,
+        )
+        names = [{"id": row["id"], "sample": sample, "policy": policy} for row, sample in batch]
+        rows += [n | found for n, found in zip(names, records(rollout, decode, eos_id), strict=True)]
+        progress.step(len(rows), sum(map(len, rollout.responses)), reward=rollout.scores.mean().item())
+        if snapshots.due():
+            snapshots.save(Snapshot(number + 1, {}, {"rows": rows}))
     write_jsonl(f"artifacts/samples/{policy}.jsonl", sorted(rows, key=lambda r: (r["id"], r["sample"])))
-    write_jsonl(f"artifacts/val_nll/{policy}.jsonl", nll)
-    per_token = sum(row["nll"] for row in nll) / sum(row["tokens"] for row in nll)
-    write_json(f"reports/metrics/sample/{policy}.json", {"nll_per_token": per_token})
-    print(f"sample@{policy}: review NLL {per_token:.3f} nats per token")
+
+    if policy != "sft-again":
+        select(model, adapter)
+        reviews = [row["token_ids"] + [eos_id] for row in val]
+        outputs = evaluate(model, [r[:1] for r in reviews], [r[1:] for r in reviews], None, 1.0, max_tokens)
+        nll = [
+            {"id": row["id"], "nll": -outputs.logprobs[i].sum().item(), "tokens": len(reviews[i]) - 1}
+            for i, row in enumerate(val)
+        ]
+        per_token = sum(row["nll"] for row in nll) / sum(row["tokens"] for row in nll)
+        write_jsonl(f"artifacts/val_nll/{policy}.jsonl", nll)
+        write_json(f"reports/metrics/sample/{policy}.json", {"nll_per_token": per_token})
+        print(f"sample@{policy}: review NLL {per_token:.3f} nats per token")
+    snapshots.remove()
 
 
-def active_adapter(policy: str) -> str | None:
+def adapter_of(policy: str) -> str | None:
     """The adapter that a policy's name means: none for base, `sft`, or the trained `policy`."""
     if policy.startswith("ppo-") and policy.removeprefix("ppo-").isdigit():
         return "policy"
-    if policy not in ("base", "sft"):
-        raise UserError(f"--policy is {policy!r}: expected base, sft or ppo-<seed>")
-    return {"base": None, "sft": "sft"}[policy]
+    known = {"base": None, "sft": "sft", "sft-again": "sft"}
+    if policy not in known:
+        raise UserError(f"--policy is {policy!r}: expected base, sft, sft-again or ppo-<seed>")
+    return known[policy]
 
 
 if __name__ == "__main__":

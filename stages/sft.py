@@ -1,6 +1,7 @@
 """Supervised fine-tuning: adapt the base model to review text: `python -m stages.sft`."""
 
 from rlhf.batching import micro_batches, pad_pairs
+from rlhf.checkpoint import Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
 from rlhf.errors import run
 from rlhf.models import Lora, add_adapters, load_base, save_adapter, select, set_determinism
@@ -28,8 +29,17 @@ def main() -> None:
     parameters = {"policy": select(model, "sft", train=True)}
     optimizer = adamw(parameters, sft.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
     scaler = loss_scaler(device, base.dtype)
-    progress, log = Progress("sft", sft.steps), []
-    for step in range(sft.steps):
+    key = inputs_key(
+        [params.seed, params.runtime.device, params.runtime.threads, params.model, adam, sft],
+        ["constraints.txt", "data/manifests/policy.json", "data/split/sft.jsonl"],
+    )
+    snapshots = Snapshots(".checkpoints/sft", key, params.runtime.snapshot_seconds)
+    done, log = 0, []
+    if snapshot := snapshots.latest():
+        restore_training(snapshot, optimizer, scaler)
+        done, log = snapshot.step, snapshot.record["log"]
+    progress = Progress("sft", sft.steps, done)
+    for step in range(done, sft.steps):
         batch = [reviews[i] for i in epoch_order(params.seed, "sft", len(reviews), step, sft.batch_size)]
         loss = 0.0
         for indices in micro_batches([len(review) for review in batch], params.model.micro_batch_tokens):
@@ -42,10 +52,13 @@ def main() -> None:
         norms = optimizer_step(optimizer, parameters, scaler, adam.max_grad_norm)
         log.append({"step": step + 1, "loss": loss, "grad_norm": norms.total})
         progress.step(step + 1, sum(map(len, batch)), loss=loss, grad_norm=norms.total)
+        if snapshots.due():
+            snapshots.save(training_snapshot(step + 1, optimizer, scaler, log=log))
 
     with replacing("artifacts/sft") as output:
         save_adapter(model, "sft", output, manifest["source"]["name"])
     write_csv("reports/plots/sft.csv", log)
+    snapshots.remove()
 
 
 if __name__ == "__main__":

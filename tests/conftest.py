@@ -68,3 +68,30 @@ def elsewhere(tmp_path_factory) -> Path:
     program = ELSEWHERE.format(paths=[str(tests), str(tests.parent)])
     subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment, check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory) -> Path:
+    """What the toy project fetches: tiny models and made-up reviews."""
+    from toy import write_sources
+
+    folder = tmp_path_factory.mktemp("sources")
+    write_sources(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory, sources) -> Path:
+    """The toy project after `make repro`, committed; its environment is the one that runs the tests."""
+    from toy import run, write_project
+
+    folder = write_project(tmp_path_factory.mktemp("project"), sources)
+    run(folder, "git", "init", "--quiet")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "--quiet", "-m", "before")
+    (folder / ".venv").mkdir()
+    (folder / ".venv/installed.txt").write_text("")
+    assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "--quiet", "-m", "after")
+    return folder

@@ -208,6 +208,7 @@ def test_keys_that_just_agree(edited):
         (b"", b"extra: caf\xe9\n", "not valid YAML: 'utf-8' codec"),  # Latin-1
         (b"\xff\xfe", b"", "not valid YAML: 'utf-8' codec"),  # UTF-16
         (b"", b"extra: " + b"9" * 5000, "not valid YAML"),  # beyond Python's limit for digits
+        (b"", b"extra: " + b"[" * 5000, "not valid YAML"),  # beyond what the parser can nest
     ],
 )
 def test_a_damaged_file_is_one_line(edited, before, after, fragment):

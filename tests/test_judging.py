@@ -6,6 +6,7 @@ from tiny import CPU, tiny_tokenizer
 from transformers import BertConfig, BertModel
 
 from rlhf import judging
+from rlhf.checkpoint import Snapshots
 from rlhf.errors import UserError
 from rlhf.judging import encode, load_classifier, positive_probabilities, train_classifier, vader_compound
 
@@ -27,8 +28,9 @@ def folder(tmp_path):
 def trained(folder, seed: int = 0):
     model, tokenizer = load_classifier(folder, CPU)
     labels = [i % 2 for i in range(24)]
+    never = Snapshots(folder / "snapshots", "key", float("inf"))
     texts = encode(tokenizer, [f"{SENTENCES[label]} {'!' * (i % 5)}" for i, label in enumerate(labels)], 64)
-    train_classifier(model, texts, labels, epochs=4, batch_size=8, lr=0.01, seed=seed)
+    train_classifier(model, texts, labels, epochs=4, batch_size=8, lr=0.01, seed=seed, snapshots=never)
     return model, texts, labels
 
 

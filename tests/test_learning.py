@@ -107,7 +107,7 @@ def toy_ppo(monkeypatch, kl_beta, steps=20):
     groups = {"policy": select(model, "ppo", train=True), "value": list(value_head.parameters())}
     optimizer = optimizer_of(groups, 0.005)
     rewards, kls = [], []
-    settings = {"response_tokens": 6, "eos_id": EOS, "temperature": 1.0, "max_tokens": 512}
+    settings = {"policy": "ppo", "response_tokens": 6, "eos_id": EOS, "temperature": 1.0, "max_tokens": 512}
     for step in range(steps):
         prompts = random_texts([2] * 32, seed=step)
         noise = [stream(step, "tests", "ppo", row) for row in range(32)]

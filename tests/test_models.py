@@ -6,7 +6,7 @@ import json
 import pytest
 import tiny
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tiny import CPU, TEXT, adapter_tensors, base_tensors, lora, perturb, plain_forward, tiny_base, tiny_model
 
 from rlhf import models
@@ -257,3 +257,14 @@ def test_determinism_needs_the_device_that_it_is_asked_for():
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_base_whose_weights_are_not_all_there_is_one_line_of_error(tmp_path):
+    folder = tiny.write_policy_folder(tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.down_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"^base: weights are missing, such as model\.layers\.0\.mlp\.down_proj"
+    ):
+        models.load_base(folder, "float32", "none", CPU)

@@ -7,7 +7,15 @@ import torch
 from torch import tensor
 
 from rlhf import objectives
-from rlhf.objectives import gae, label_loss, policy_loss, sequence_nll, token_rewards, value_loss
+from rlhf.objectives import (
+    gae,
+    label_loss,
+    next_kl_beta,
+    policy_loss,
+    sequence_nll,
+    token_rewards,
+    value_loss,
+)
 
 NAN = float("nan")
 LENGTHS = (1, 3, 5)  # one token, fewer than the maximum, the maximum
@@ -241,3 +249,42 @@ def test_shapes_must_agree(function, n_tensors, settings):
         arguments[wrong] = arguments[wrong][:, :1]  # would broadcast
         with pytest.raises(ValueError, match="shapes differ"):
             function(*arguments, *settings)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(12.0, 0.150768), (6.0, 0.15), (0.0, 0.149232), (6.6, 0.150384)]
+)
+def test_zieglers_controller(kl, expected):
+    """beta 0.15, target 6, horizon 10,000, 256 rollouts: 1 +- 0.2 x 0.0256, and 1 + 0.1 x 0.0256."""
+    assert next_kl_beta("ziegler", 0.15, kl, 6.0, 256, 10_000) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kl_beta", "kl", "expected"),
+    [
+        (0.1, 0.0301, 0.12),  # above 1.5 x 0.02
+        (0.1, 0.0299, 0.1),
+        (0.1, 0.0134, 0.1),
+        (0.1, 0.0133, 0.1 / 1.2),  # below 0.02 / 1.5
+        (0.1, -0.01, 0.1 / 1.2),  # the k1 estimate can be negative
+        (0.9, 1.0, 1.0),
+        (0.011, 0.0, 0.01),
+    ],
+)
+def test_the_stepwise_controller_and_its_bounds(kl_beta, kl, expected):
+    assert next_kl_beta("stepwise", kl_beta, kl, 0.02, 8, 1) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_fixed_coefficient_stays_and_another_name_is_an_error():
+    assert next_kl_beta("fixed", 0.05, 100.0, 0.02, 8, 1) == 0.05
+    with pytest.raises(ValueError, match="unknown KL controller 'adaptive'"):
+        next_kl_beta("adaptive", 0.05, 0.0, 0.02, 8, 1)
+
+
+@pytest.mark.parametrize("controller", ["ziegler", "stepwise"])
+def test_a_controller_brings_the_kl_to_its_target(controller):
+    """A stand-in for training in which the KL is 0.02 / beta: only beta = 0.2 meets the target of 0.1."""
+    kl_beta = 0.9
+    for _ in range(400):
+        kl_beta = next_kl_beta(controller, kl_beta, 0.02 / kl_beta, 0.1, 64, 640)
+    assert 0.1 / 1.5 / 1.2 < 0.02 / kl_beta < 0.1 * 1.5 * 1.2

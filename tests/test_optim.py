@@ -131,6 +131,18 @@ def test_float16_overflow_skips_the_step_and_halves_the_scale():
     assert groups["policy"][0].item() == pytest.approx(0.9, abs=1e-6)  # Adam's first step is lr; eps is 1e-8
 
 
+def test_gradients_that_no_scale_can_save_are_an_error_in_the_end():
+    groups = {"policy": [parameter(1.0)]}
+    optimizer, scaler = adamw(groups, **ADAM), loss_scaler(CPU, torch.float16)
+    skipped = 0
+    with pytest.raises(FloatingPointError, match="not finite"):
+        while skipped < 100:
+            scaler.scale(groups["policy"][0] * float("nan")).sum().backward()
+            skipped += optimizer_step(optimizer, groups, scaler, max_grad_norm=1.0).skipped
+    assert skipped == 23  # scales 2^8 .. 2^-14
+    assert groups["policy"][0].item() == 1.0
+
+
 def test_scaling_changes_no_update():
     # A scale of 256 is a power of two: unscaling is exact, the clipped updates are the same bits.
     results = []

@@ -231,3 +231,25 @@ def test_progress_prints_some_fifty_lines_and_the_last(capsys, steps, printed):
         progress.step(step, 1)
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line.split()[1].split("/")[0]) for line in lines] == printed
+
+
+@pytest.mark.parametrize("rows", [[], [{"a": 1.0}, {"a": float("nan")}], [{"a": float("inf")}]])
+def test_a_table_without_rows_or_with_numbers_that_are_not_finite_is_refused(tmp_path, rows):
+    (tmp_path / "x.csv").write_text("before")
+    with pytest.raises(ValueError, match=r"x\.csv: expected rows of finite numbers"):
+        record.write_csv(tmp_path / "x.csv", rows)
+    assert (tmp_path / "x.csv").read_text() == "before"
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", '{"a": [-Infinity]}'])
+def test_what_only_python_calls_json_is_refused(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UserError, match=r"x\.json: not valid JSON: -?(NaN|Infinity) is not a JSON number"):
+        record.read_json(tmp_path / "x.json")
+
+
+def test_progress_of_a_resumed_run_counts_its_own_steps(monkeypatch, capsys):
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr(record.time, "monotonic", lambda: next(clock))
+    record.Progress("x", steps=10, done=4).step(6, tokens=50)
+    assert capsys.readouterr().out == "x 6/10    5 tokens/s  0:20 left\n"  # 2 steps in 10 s, 4 to go

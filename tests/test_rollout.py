@@ -10,7 +10,7 @@ from torch import nn
 from rlhf.batching import Batch, micro_batches, pad_pairs
 from rlhf.models import adapter_state, new_head, select, set_adapter_state
 from rlhf.objectives import score_from_logit
-from rlhf.rollout import Rollout, collect, summarise
+from rlhf.rollout import Rollout, collect, records, summarise
 from rlhf.sampling import sample
 from rlhf.scoring import evaluate, response_outputs, reward_logits, reward_scores
 
@@ -21,7 +21,7 @@ RESPONSES = [
     body + end
     for body, end in zip(random_texts([4, 1, 2, 0, 5], seed=2), ([], [], [EOS], [EOS], [EOS]), strict=True)
 ]
-SETTINGS = {"response_tokens": 8, "eos_id": EOS, "temperature": 1.2, "max_tokens": 24}
+SETTINGS = {"policy": "ppo", "response_tokens": 8, "eos_id": EOS, "temperature": 1.2, "max_tokens": 24}
 
 
 def value_head_of(model) -> nn.Linear:
@@ -195,22 +195,66 @@ def test_collect_does_not_change_the_model(llama):
     assert all(torch.equal(value, before[key]) for key, value in llama.state_dict().items())
 
 
-def test_summarise_by_hand():
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    logprobs = torch.tensor([[-1.0, -2.0, 99.0], [-1.0, -1.0, -1.0]])
-    ref_logprobs = torch.tensor([[-2.0, -2.5, -99.0], [-1.0, -0.5, -4.0]])
-    rollout = Rollout(
+@pytest.mark.parametrize("policy", [None, "sft", "ppo", "reward"])
+def test_any_policy_can_be_collected_and_is_compared_with_sft(llama, policy):
+    rollout = collected(llama, None, policy=policy)
+    select(llama, policy)
+    assert rollout.responses == sample(llama, PROMPTS, streams(5, seed=5), 8, EOS, 1.2)
+    own = evaluate(llama, PROMPTS, rollout.responses, None, 1.2, 24)
+    select(llama, "sft")
+    reference = evaluate(llama, PROMPTS, rollout.responses, None, 1.2, 24)
+    assert torch.equal(rollout.logprobs, own.logprobs)
+    assert torch.equal(rollout.ref_logprobs, reference.logprobs)
+    assert torch.equal(own.logprobs, reference.logprobs) is (policy == "sft")
+
+
+def hand_made() -> Rollout:
+    return Rollout(
         prompts=[[1], [2, 3]],
         responses=[[5, EOS], [6, 7, 8]],
-        response_mask=mask,
-        logprobs=logprobs,
-        ref_logprobs=ref_logprobs,
+        response_mask=torch.tensor([[True, True, False], [True, True, True]]),
+        logprobs=torch.tensor([[-1.0, -2.0, 99.0], [-1.0, -1.0, -1.0]]),
+        ref_logprobs=torch.tensor([[-2.0, -2.5, -99.0], [-1.0, -0.5, -4.0]]),
         entropy=torch.tensor([[1.0, 2.0, 50.0], [3.0, 4.0, 5.0]]),
         values=torch.zeros(2, 3),
         scores=torch.tensor([0.5, -0.25]),
     )
+
+
+def test_records_by_hand():
+    texts = {(1,): "p", (5, EOS): " ", (1, 5, EOS): "p ", (2, 3): "q r", (6, 7, 8): "a b c a b c"}
+    texts |= {(2, 3, 6, 7, 8): "q r a b c a b c"}
+    assert records(hand_made(), lambda tokens: texts[tuple(tokens)], EOS) == [
+        {
+            "prefix": "p",
+            "continuation": " ",
+            "full_text": "p ",
+            "token_ids": [5, EOS],
+            "n_tokens": 2,
+            "ended": True,
+            "empty": True,
+            "repetition": 0.0,
+            "kl": 1.5,  # (-1 - 2) - (-2 - 2.5)
+            "reward": 0.5,
+        },
+        {
+            "prefix": "q r",
+            "continuation": "a b c a b c",
+            "full_text": "q r a b c a b c",
+            "token_ids": [6, 7, 8],
+            "n_tokens": 3,
+            "ended": False,
+            "empty": False,
+            "repetition": 0.25,
+            "kl": 2.5,  # -3 - (-1 - 0.5 - 4)
+            "reward": -0.25,
+        },
+    ]
+
+
+def test_summarise_by_hand():
     texts = {(5, EOS): "a b c d", (6, 7, 8): "a b c a b c"}  # 3-grams abc bca cab abc: one of four repeats
-    assert summarise(rollout, lambda tokens: texts[tuple(tokens)], EOS) == {
+    assert summarise(hand_made(), lambda tokens: texts[tuple(tokens)], EOS) == {
         "reward": 0.125,
         "kl": 2.0,  # (1 + .5 + 0 - .5 + 3) / 2 sequences
         "kl_per_token": pytest.approx(0.8, rel=1e-6),  # the same sum over 5 tokens

@@ -5,7 +5,7 @@ import pytest
 from rlhf.config import load
 from rlhf.data import Row, in_hash_order
 from rlhf.errors import UserError
-from stages.sample import active_adapter
+from stages.sample import adapter_of
 from stages.split import check_frozen, judge_part
 
 REVIEWS = [
@@ -39,13 +39,14 @@ def test_a_frozen_split_names_the_parts_that_differ():
 
 
 @pytest.mark.parametrize(
-    ("policy", "adapter"), [("base", None), ("sft", "sft"), ("ppo-42", "policy"), ("ppo-0", "policy")]
+    ("policy", "adapter"),
+    [("base", None), ("sft", "sft"), ("sft-again", "sft"), ("ppo-42", "policy"), ("ppo-0", "policy")],
 )
 def test_a_policy_names_its_adapter(policy, adapter):
-    assert active_adapter(policy) == adapter
+    assert adapter_of(policy) == adapter
 
 
 @pytest.mark.parametrize("policy", ["", "ppo", "ppo-", "ppo-x", "ppo-1/..", "reward"])
 def test_another_name_is_refused(policy):
-    with pytest.raises(UserError, match=r"expected base, sft or ppo-<seed>"):
-        active_adapter(policy)
+    with pytest.raises(UserError, match=r"expected base, sft, sft-again or ppo-<seed>"):
+        adapter_of(policy)

@@ -146,6 +146,7 @@ def one_step(model, head, seed=5, max_tokens=24):
         head,
         PROMPTS,
         streams(5, seed),
+        policy="ppo",
         response_tokens=8,
         eos_id=EOS,
         temperature=1.2,

@@ -64,7 +64,7 @@ def toy_params(params: dict, folder: Path) -> dict:
         "judge": source("judge", {}),
         "reviews": source("reviews.csv", {"reviews.csv": reviews}),
     }
-    params["runtime"]["threads"] = 1
+    params["runtime"] |= {"threads": 1, "snapshot_seconds": 0}
     params["split"]["rows"]["where"] = {"source": "snippets"}
     params["split"]["judge"] |= {"where": {"source": "long"}, "size": 40, "leftover": True}
     params["split"]["sizes"] = {"sft": 48, "rm": 96, "ppo": 32, "val": 12, "rm_test": 24, "test": 12}
@@ -125,3 +125,17 @@ def run(folder: Path, *command: str, expect: int = 0, **changes: str) -> str:
     )
     assert done.returncode == expect, f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+def set_params(folder: Path, changes: dict[str, object]) -> None:
+    """Change parameters by their dotted keys."""
+    yaml = YAML(typ="safe", pure=True)
+    params = yaml.load((folder / "params.yaml").read_text())
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = params
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    with (folder / "params.yaml").open("w") as file:
+        yaml.dump(params, file)

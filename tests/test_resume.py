@@ -1,0 +1,205 @@
+"""Real stages, struck at many moments, end with the bytes of a run that nobody disturbed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from striking import run_stage, stage_server
+from toy import environment, set_params
+
+# RESUME_MOMENTS=all strikes at every moment there is; by default a dozen of each stage, spread evenly.
+EVERY = os.environ.get("RESUME_MOMENTS") == "all"
+STAGES = {
+    "sft": "sft",
+    "reward": "reward",
+    "ppo@1": "ppo --seed 1",
+    "sample@sft": "sample --policy sft",
+    "judge-model": "judge_model",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, project) -> Path:
+    """A copy of the finished toy project, to be struck."""
+    copy = tmp_path_factory.mktemp("struck") / "project"
+    shutil.copytree(project, copy, ignore=shutil.ignore_patterns(".git", ".dvc", "__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with stage_server(folder) as server:
+        yield server
+
+
+def outputs(folder: Path, stage: str) -> list[Path]:
+    lock = YAML(typ="safe", pure=True).load((folder / "dvc.lock").read_text())["stages"]
+    return [folder / out["path"] for out in lock[stage]["outs"]]
+
+
+def contents(folder: Path, stage: str) -> dict[str, bytes]:
+    found = [p for out in outputs(folder, stage) for p in ([out] if out.is_file() else out.rglob("*"))]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found if path.is_file()}
+
+
+def clear(folder: Path, stage: str) -> None:
+    """What DVC does before it runs a stage."""
+    for out in outputs(folder, stage):
+        shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [*folder.rglob(".*.partial"), *folder.glob(".checkpoints/*")]
+
+
+def some(count: int, of: int) -> list[int]:
+    return list(range(of)) if EVERY else sorted({round(i * (of - 1) / (count - 1)) for i in range(count)})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_many_moments_a_stage_ends_with_the_same_bytes(folder, server, stage):
+    expected = contents(folder, stage)
+    clear(folder, stage)
+    undisturbed = run_stage(server, STAGES[stage])
+    assert undisturbed.status == 0, undisturbed.printed
+    assert contents(folder, stage) == expected
+    names = {name.split()[0] for name in undisturbed.moments}
+    assert {"open", "os.rename", "half", "written", "os.mkdir", "os.remove"} <= names
+    resumed = 0
+    for moment in some(12, len(undisturbed.moments)):
+        clear(folder, stage)
+        struck = run_stage(server, STAGES[stage], moment)
+        assert struck.status == -signal.SIGKILL, (undisturbed.moments[moment], struck.printed)
+        again = run_stage(server, STAGES[stage])
+        assert again.status == 0, (undisturbed.moments[moment], again.printed)
+        assert contents(folder, stage) == expected, undisturbed.moments[moment]
+        assert leftovers(folder) == [], undisturbed.moments[moment]
+        resumed += "resuming after step" in again.printed
+    print(f"{stage}: {len(some(12, len(undisturbed.moments)))} kills, {resumed} resumed")
+    assert resumed >= 6
+
+
+def test_killed_again_and_again_ppo_still_ends_with_the_same_bytes(folder, server):
+    expected = contents(folder, "ppo@1")
+    clear(folder, "ppo@1")
+    runs = []
+    while not runs or runs[-1].status != 0:
+        runs.append(run_stage(server, STAGES["ppo@1"], moment=12 + 4 * len(runs)))
+        assert runs[-1].status in (0, -signal.SIGKILL), runs[-1].printed
+        assert len(runs) < 30
+    assert len(runs) >= 3
+    assert contents(folder, "ppo@1") == expected
+    assert leftovers(folder) == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_full_disk_is_one_line_and_costs_nothing_but_time(folder, server, stage):
+    expected = contents(folder, stage)
+    clear(folder, stage)
+    moments = run_stage(server, STAGES[stage]).moments
+    opened = [i for i, name in enumerate(moments) if name.startswith("open")]
+    for moment in [opened[i] for i in some(3, len(opened))]:
+        clear(folder, stage)
+        struck = run_stage(server, STAGES[stage], moment, "full disk")
+        assert struck.status == 1, struck.printed
+        assert struck.printed.splitlines()[-1].startswith("error: No space left on device: ")
+        assert "Traceback" not in struck.printed
+        assert [path for path in leftovers(folder) if path.name.endswith(".partial")] == []
+        assert run_stage(server, STAGES[stage]).status == 0
+        assert contents(folder, stage) == expected, moments[moment]
+        assert leftovers(folder) == []
+
+
+def test_a_damaged_snapshot_is_said_and_changes_no_byte(folder, server):
+    expected = contents(folder, "ppo@1")
+    clear(folder, "ppo@1")
+    moments = run_stage(server, STAGES["ppo@1"]).moments
+    third = [i for i, name in enumerate(moments) if name.startswith("written")][2]
+    for both in (False, True):
+        clear(folder, "ppo@1")
+        assert run_stage(server, STAGES["ppo@1"], third + 2).status == -signal.SIGKILL
+        newest, *older = sorted(folder.glob(".checkpoints/ppo-1/*/*.safetensors"), reverse=True)
+        assert older
+        for path in [newest, *older] if both else [newest]:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+        again = run_stage(server, STAGES["ppo@1"])
+        assert again.status == 0, again.printed
+        assert f"ppo-1: snapshot {newest.name} is damaged and not used" in again.printed
+        assert ("resuming after step" in again.printed) is not both
+        assert contents(folder, "ppo@1") == expected
+
+
+def test_a_snapshot_of_other_inputs_is_never_resumed(folder, server):
+    expected, params = contents(folder, "sft"), (folder / "params.yaml").read_text()
+    late = len(run_stage(server, "sft").moments) - 12
+    try:
+        set_params(folder, {"sft.lr": 0.02})
+        assert run_stage(server, "sft").status == 0
+        other = contents(folder, "sft")
+        assert other != expected
+        (folder / "params.yaml").write_text(params)
+        assert run_stage(server, "sft", late).status == -signal.SIGKILL
+        set_params(folder, {"sft.lr": 0.02})
+        assert "resuming" not in run_stage(server, "sft").printed
+        assert contents(folder, "sft") == other
+    finally:
+        (folder / "params.yaml").write_text(params)
+    assert run_stage(server, "sft").status == 0
+    assert contents(folder, "sft") == expected
+
+
+def started(folder: Path, command: str, line: str) -> subprocess.Popen:
+    """A stage as a user starts it, after it has printed a line that begins with `line`."""
+    program = [sys.executable, "-m", *f"stages.{command}".split()]
+    process = subprocess.Popen(
+        program,
+        cwd=folder,
+        env=environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    for printed in process.stdout:
+        if printed.startswith(line):
+            return process
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        ("sft", "sft 2/4"),
+        ("reward", "reward 4/6"),
+        ("ppo@1", "ppo@1 2/3"),
+        ("sample@sft", "sample@sft 16/24"),
+        ("judge-model", "judge-model 3/"),
+    ],
+)
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGINT])
+def test_a_stage_struck_from_outside_goes_on(folder, server, stage, line, strike):
+    expected = contents(folder, stage)
+    clear(folder, stage)
+    process = started(folder, STAGES[stage], line)
+    process.send_signal(strike)
+    _, errors = process.communicate()
+    if strike == signal.SIGINT:
+        assert (process.returncode, errors.splitlines()[-1]) == (
+            130,
+            "interrupted: run the same command again; training and sampling go on",
+        )
+    else:
+        assert process.returncode == -signal.SIGKILL
+    again = run_stage(server, STAGES[stage])
+    assert again.status == 0, again.printed
+    assert "resuming after step" in again.printed
+    assert contents(folder, stage) == expected
+    assert leftovers(folder) == []

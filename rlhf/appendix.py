@@ -7,7 +7,7 @@ import pandas as pd
 
 from rlhf import markdown as md
 from rlhf.comparisons import Agreement
-from rlhf.reporting import count_of, title_of
+from rlhf.reporting import title_of
 from rlhf.stats import clopper_pearson
 
 SHOWN_CHARACTERS = 320
@@ -19,10 +19,19 @@ PROMISE = """- **Same machine, versions and thread count**: every output has the
 - **Every random draw** comes from a stream named by seed, stage, purpose, step and row; policies share the
   evaluation's noise, so that their differences are paired draw by draw."""
 LIMITS = """- Sentiment is scored by models and a word list. No person compared these texts.
+- {judge}
 - One policy model, one SFT run, one reward model, one split: variation between these is not measured.
 - The prefixes come from the source that SFT and the reward model were trained on (other rows of it).
   Nothing is shown about other text.
-- The PPO checkpoint is selected by the reward that PPO optimises, on other prefixes than the test's."""
+- The PPO checkpoint is selected by the reward that PPO optimises, on other prefixes than the test's.
+- The validation rows serve three ends: they choose the reward model's checkpoint by BCE and PPO's by reward,
+  and they give the review NLL."""
+JUDGE_LIMITS = {
+    True: """The judge learnt from other rows than the reward model, but from labels of the same kind, and
+  neither is always right: an error that both share looks like success.""",
+    False: """The judge is a ready classifier. What it was trained on may overlap with the labels used here,
+  and an error that it shares with the reward model looks like success.""",
+}
 
 
 def reward_model(
@@ -64,17 +73,22 @@ def reward_model(
             "## 5. Reward model and judge",
             f"{state} BCE {md.number(metrics['bce'])} nats, expected calibration error "
             f"{md.number(calibration_error)}; checkpoint of step "
-            f"{metrics['selected_step']}, the lowest validation BCE. The judge was trained on "
-            f"{judge['train_rows']} rows that neither the reward model nor the policy saw.",
+            f"{metrics['selected_step']}, the lowest validation BCE. {_judge_rows(judge['train_rows'])}",
             md.table(["Classifier", "Labels", "Accuracy", "95% interval"], rows),
             md.figure(4, "reward_model", caption),
             "The reward model's worst errors:",
             md.table(["Review", "Human label", "Predicted probability of positive"], errors),
-            "Agreement on the sign of sentiment over all generated texts (reward >= 0, judged probability "
-            ">= 0.5, VADER compound > 0):",
+            "Agreement on the sign of sentiment over all generated texts of section 2 (reward >= 0, judged "
+            "probability >= 0.5, VADER compound >= 0; where no word is in VADER's list it is 0):",
             md.table(["", "", "Agree", "Cohen's kappa"], kappas, text_columns=2),
         ]
     )
+
+
+def _judge_rows(rows: int) -> str:
+    if rows == 0:
+        return "The judge is a ready classifier, used as it is."
+    return f"The judge was trained on {rows} rows that neither the reward model nor the policy saw."
 
 
 def _accuracy(name: str, accuracy: float, n: int) -> list[str]:
@@ -82,7 +96,7 @@ def _accuracy(name: str, accuracy: float, n: int) -> list[str]:
     return [name, str(n), md.number(accuracy), md.interval(*bounds)]
 
 
-def training(ppo: dict[int, dict[str, Any]], validation_prefixes: int) -> str:
+def training(ppo: dict[int, dict[str, Any]], steps: int, validation_prefixes: int) -> str:
     """Section 6: training curves, selection by fixed validation, diagnostics; `ppo[seed]`: its metrics."""
     rows = [
         [
@@ -95,7 +109,7 @@ def training(ppo: dict[int, dict[str, Any]], validation_prefixes: int) -> str:
         ]
         for seed, m in ppo.items()
     ]
-    runs = count_of(len(ppo), "run")
+    runs = md.count(len(ppo), "run")
     header = [
         "",
         "Selected step",
@@ -108,6 +122,7 @@ def training(ppo: dict[int, dict[str, Any]], validation_prefixes: int) -> str:
         [
             "## 6. Training",
             md.table(header, rows),
+            _selection(ppo, steps),
             md.figure(
                 5,
                 "training",
@@ -134,6 +149,16 @@ def training(ppo: dict[int, dict[str, Any]], validation_prefixes: int) -> str:
     )
 
 
+def _selection(ppo: dict[int, dict[str, Any]], steps: int) -> str:
+    last = sum(m["selected_step"] == steps for m in ppo.values())
+    if last == 0:
+        return f"No seed's selected step is the last of {steps}: on validation, longer training did not help."
+    return (
+        f"The last of {steps} steps is selected for {last} of {md.count(len(ppo), 'seed')}: there the reward "
+        "was not seen to stop rising, and these results are those of this length of training, not its limit."
+    )
+
+
 def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:
     """Section 7: the first `count` prefixes in id order, then the largest gains and losses; first samples.
 
@@ -150,7 +175,7 @@ def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:
         [
             "## 7. Examples",
             f"The first {min(count, len(gain))} test prefixes in id order, first sample each: chosen "
-            "before any score was seen.",
+            "before any score was seen. All texts are as generated, unedited; some offend.",
             *(_example(first[first["id"] == name], policies) for name in gain.index[:count]),
             "### Largest gains and losses",
             "**Chosen by score, not representative**: the prefixes where the judged probability differs "
@@ -184,13 +209,16 @@ def provenance(
     manifests: dict[str, dict],
     split: dict[str, Any],
     params: dict[str, Any],
-    versions: dict[str, str],
-    seeds: int,
+    environment: dict[str, str],
 ) -> str:
-    """Section 8: pins, split, parameters, versions, promises, licences and limits.
+    """Section 8: pins, split, parameters, environment, promises, licences and limits.
 
-    `manifests[what]` and `split` are the stages' JSON, `params` is params.yaml as nested plain values.
+    `manifests[what]` and `split` are the stages' JSON, `params` is params.yaml as nested plain values,
+    `environment` is `rlhf.environment`'s.
     """
+    limits = LIMITS.format(judge=JUDGE_LIMITS[params["judge"]["epochs"] > 0])
+    if len(params["ppo"]["seeds"]) == 1:
+        limits += "\n- One PPO seed: nothing is known about other training runs."
     return "\n\n".join(
         [
             "## 8. Provenance",
@@ -198,14 +226,15 @@ def provenance(
             "### Split",
             _split(split),
             "### Parameters",
-            md.folded("All of params.yaml", f"```text\n{_flat(params)}\n```"),
-            "### Versions",
-            "The only part of this report that describes the machine.",
-            md.table(["What", "Version"], [[md.escape(k), md.escape(v)] for k, v in versions.items()], 2),
+            md.folded("All parameters that can change a result", f"```text\n{_flat(params)}\n```"),
+            "### Environment",
+            "What this report was made with, also in `reports/environment.json`: the only part of "
+            "it that describes the machine.",
+            md.table(["What", "Value"], [[md.escape(k), md.escape(v)] for k, v in environment.items()], 2),
             "### What is promised about reproduction",
             PROMISE,
             "### Limits of this study",
-            LIMITS + ("\n- One PPO seed: nothing is known about other training runs." if seeds == 1 else ""),
+            limits,
         ]
     )
 

@@ -1,18 +1,20 @@
-"""From judged continuations to the report's numbers: a row per policy, paired differences between policies.
+"""From judged continuations to paired differences between policies.
 
-The unit is the prefix, and its samples are nested in it. Policies are named base, sft and ppo-<seed>.
+The unit is the prefix, and its samples are nested in it. Policies are named base, sft and ppo-<seed>;
+sft-again is SFT under other random numbers.
 """
 
 import itertools
-from typing import NamedTuple
+from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from rlhf import stats, textmetrics
+from rlhf import stats
 from rlhf.errors import UserError
 from rlhf.randomness import stream
-from rlhf.stats import HierarchicalDifference, Interval, PairedDifference
+from rlhf.stats import HierarchicalDifference, Interval, PairedDifference, VarianceRatio
 
 
 class Measure(NamedTuple):
@@ -26,7 +28,7 @@ class Comparison(NamedTuple):
     """One difference of two policies; `group` is sft (SFT - base), seed (a PPO seed - SFT), pooled or check.
 
     `bca` resamples prefixes, with all seeds and samples; `percentile` does too, and for the pooled comparison
-    seeds and samples as well. `adjusted_p` is Holm's, None outside the family.
+    seeds and samples as well. `adjusted_p` is Holm's over the family, None before the family is known.
     """
 
     group: str
@@ -42,6 +44,13 @@ class Comparison(NamedTuple):
     def interval(self) -> Interval:
         """The interval that text and figures quote: the one with the most sources of variation."""
         return self.percentile if self.group == "pooled" else self.bca
+
+
+class Noise(NamedTuple):
+    """How many times the prefixes PPO - SFT would need under independent random numbers; None: undefined."""
+
+    measure: Measure
+    ratio: VarianceRatio | None
 
 
 class Outcome(NamedTuple):
@@ -73,21 +82,20 @@ MEASURES = (
     Measure("repetition", "Repetition", "share"),
     Measure("nll", "NLL of held-out reviews", "nats per token"),
 )
-LEVELS = {
-    "positive_rate": "positive_rate",
-    "nll_per_token": "nll_per_token",
-    "length": "length",
-    "repetition": "repetition",
-    "distinct_2": "distinct_2",
-}
-DIFFERENCES = {
-    "judge": "judge_full",
-    "judge_continuation": "judge_continuation",
-    "vader": "vader_full",
-    "reward": "reward",
-    "nll_per_token": "nll",
-}
+TEXT_MEASURES = MEASURES[:-1]
+TEXTS = ("policy", "id", "prefix", "continuation", "full_text")
 Scores = dict[str, dict[str, np.ndarray]]
+
+
+def read_rows(source: str | Path | IO[str]) -> pd.DataFrame:
+    """Read judged rows; texts stay as they were written, whether empty, "NA" or with line ends inside."""
+    return pd.read_csv(
+        source,
+        keep_default_na=False,
+        na_values={"kl": [""], "reward": [""]},
+        dtype=dict.fromkeys(TEXTS, str),
+        lineterminator="\n",
+    )
 
 
 def prepare(judged: pd.DataFrame, policies: list[str]) -> pd.DataFrame:
@@ -117,16 +125,27 @@ def scores(rows: pd.DataFrame, nll: dict[str, pd.DataFrame]) -> Scores:
 
     `rows` comes from `prepare`; `nll[policy]` has id, nll (nats over the sequence) and tokens, in one order.
     """
-    result: Scores = {measure.key: {} for measure in MEASURES}
-    first = next(iter(nll.values()))["id"].tolist()
+    values: Scores = {measure.key: {} for measure in MEASURES}
+    for policy, part in rows.groupby("policy", sort=False):
+        for measure in TEXT_MEASURES:
+            values[measure.key][policy] = part[measure.key].to_numpy(float).reshape(part["id"].nunique(), -1)
+    first = next(iter(nll.values()))[["id", "tokens"]].to_numpy().tolist()
     for policy, likelihood in nll.items():
-        if likelihood["id"].tolist() != first:
-            raise UserError(f"validation NLL of {policy}: expected the same ids as the other policies")
-        part = rows[rows["policy"] == policy]
-        for measure in MEASURES[:-1]:
-            result[measure.key][policy] = part[measure.key].to_numpy(float).reshape(part["id"].nunique(), -1)
-        result["nll"][policy] = (likelihood["nll"] / likelihood["tokens"]).to_numpy(float)[:, None]
-    return result
+        if likelihood[["id", "tokens"]].to_numpy().tolist() != first:
+            raise UserError(f"validation NLL of {policy}: expected the ids and lengths of the other policies")
+        values["nll"][policy] = likelihood_per_token(likelihood)[:, None]
+    return values
+
+
+def likelihood_per_token(likelihood: pd.DataFrame) -> np.ndarray:
+    """Return one value per review [rows] whose mean is R, the NLL per token over all reviews' tokens.
+
+    value = R + (nll - R tokens) / mean(tokens): the ratio R linearised (Cochran 1977, section 6.4), so that
+    the variance of the values is the one of R, in which long reviews weigh more.
+    """
+    nll, tokens = (likelihood[name].to_numpy(float) for name in ("nll", "tokens"))
+    per_token = nll.sum() / tokens.sum()
+    return per_token + (nll - per_token * tokens) / tokens.mean()
 
 
 def compare(values: Scores, seeds: tuple[int, ...], seed: int, resamples: int) -> list[Comparison]:
@@ -137,53 +156,79 @@ def compare(values: Scores, seeds: tuple[int, ...], seed: int, resamples: int) -
     found = []
     for measure in MEASURES:
         arrays = values[measure.key]
-        found.append(_paired("sft", "SFT - base", measure, (arrays["sft"], arrays["base"]), seed, resamples))
+        found.append(paired("sft", "SFT - base", measure, arrays["sft"], arrays["base"], seed, resamples))
         for s in seeds if len(seeds) > 1 else ():
-            pair = (arrays[f"ppo-{s}"], arrays["sft"])
-            found.append(_paired("seed", f"PPO {s} - SFT", measure, pair, seed, resamples))
+            one = arrays[f"ppo-{s}"]
+            found.append(paired("seed", f"PPO {s} - SFT", measure, one, arrays["sft"], seed, resamples))
         ppo = np.stack([arrays[f"ppo-{s}"] for s in seeds])
-        found.append(_pooled(measure, ppo, arrays["sft"], seed, resamples))
-    adjusted = stats.holm([comparison.result.p_value for comparison in found])
-    return [c._replace(adjusted_p=p) for c, p in zip(found, adjusted, strict=True)]
+        found.append(pooled("PPO - SFT", measure, ppo, arrays["sft"], seed, resamples))
+    return adjusted(found)
 
 
-def _paired(
-    group: str, name: str, measure: Measure, pair: tuple[np.ndarray, np.ndarray], seed: int, resamples: int
+def adjusted(family: list[Comparison]) -> list[Comparison]:
+    """Return the family with Holm's p-values."""
+    p_values = stats.holm([comparison.result.p_value for comparison in family])
+    return [c._replace(adjusted_p=p) for c, p in zip(family, p_values, strict=True)]
+
+
+def paired(
+    group: str, name: str, measure: Measure, treatment: np.ndarray, control: np.ndarray, seed: int, n: int
 ) -> Comparison:
-    treatment, control = (array.mean(1) for array in pair)
-    result = stats.paired_difference(treatment, control, stream(seed, "report", measure.key, name), resamples)
+    """Compare two policies' scores [prefixes, samples] with n resamples; `adjusted_p` is still None."""
+    treatment, control = treatment.mean(1), control.mean(1)
+    result = stats.paired_difference(treatment, control, stream(seed, "report", measure.key, name), n)
     middle = stats.interquartile_mean(treatment - control)
     return Comparison(group, name, measure, result.bca, result.percentile, middle, result, None)
 
 
-def _pooled(
-    measure: Measure, treatment: np.ndarray, control: np.ndarray, seed: int, resamples: int
+def pooled(
+    name: str, measure: Measure, treatment: np.ndarray, control: np.ndarray, seed: int, n: int
 ) -> Comparison:
-    name = "PPO - SFT"
-    result = stats.hierarchical_difference(
-        treatment, control, stream(seed, "report", measure.key, name), resamples
-    )
+    """Compare scores [seeds, prefixes, samples] to a control's [prefixes, samples] with n resamples."""
+    draws = stream(seed, "report", measure.key, name)
+    result = stats.hierarchical_difference(treatment, control, draws, n)
     per_seed = treatment.mean(2) - control.mean(1)
-    bca = stats.mean_interval(per_seed.mean(0), stream(seed, "report", measure.key, name, "bca"), resamples)
+    bca = stats.mean_interval(per_seed.mean(0), stream(seed, "report", measure.key, name, "bca"), n)
     middle = stats.interquartile_mean(per_seed.ravel())
     return Comparison("pooled", name, measure, bca, result.percentile, middle, result, None)
 
 
 def self_check(values: Scores, seed: int, resamples: int) -> list[Comparison]:
-    """Compare SFT with itself under another noise stream (second sample - first): nothing should show.
+    """Compare SFT with itself under another noise stream, a family of its own: nothing should show.
 
-    Empty with one sample per prefix. Outside the Holm family of `compare`, since no claim rests on it.
+    Empty where no `sft-again` was sampled. NLL has no noise, and is left out.
     """
-    if values["judge_full"]["sft"].shape[1] < 2:
+    if "sft-again" not in values["judge_full"]:
         return []
-    return [
-        _paired("check", "SFT - SFT", measure, (sft[:, 1:2], sft[:, 0:1]), seed, resamples)
-        for measure, sft in ((measure, values[measure.key]["sft"]) for measure in MEASURES[:-1])
-    ]
+    found = []
+    for measure in TEXT_MEASURES:
+        again, sft = (values[measure.key][policy] for policy in ("sft-again", "sft"))
+        found.append(paired("check", "SFT again - SFT", measure, again, sft, seed, resamples))
+    return adjusted(found)
+
+
+def noise(values: Scores, seeds: tuple[int, ...], seed: int, resamples: int) -> list[Noise]:
+    """Measure what common random numbers bring: PPO - SFT against PPO - SFT again, for every text measure.
+
+    Empty where no `sft-again` was sampled.
+    """
+    if "sft-again" not in values["judge_full"]:
+        return []
+    found = []
+    for measure in TEXT_MEASURES:
+        means = {policy: array.mean(1) for policy, array in values[measure.key].items()}
+        ppo = np.stack([means[f"ppo-{s}"] for s in seeds])
+        draws = stream(seed, "report", measure.key, "noise")
+        ratio = stats.variance_ratio(ppo, means["sft"], means["sft-again"], draws, resamples)
+        found.append(Noise(measure, ratio))
+    return found
 
 
 def as_table(found: list[Comparison]) -> pd.DataFrame:
-    """Return one row per comparison: names, unit, mean, and low and high of the quoted interval."""
+    """Return one row per comparison: names, unit, mean, and low and high of the quoted interval.
+
+    new_low and new_high: the interval over new seeds; the quoted one where there is none.
+    """
     return pd.DataFrame(
         {
             "measure": c.measure.name,
@@ -191,30 +236,16 @@ def as_table(found: list[Comparison]) -> pd.DataFrame:
             "comparison": c.name,
             "pooled": c.group == "pooled",
             "mean": c.result.mean,
-            "low": c.interval.low,
-            "high": c.interval.high,
+            **dict(zip(("low", "high", "new_low", "new_high"), (*c.interval, *new_seeds(c)), strict=True)),
         }
         for c in found
     )
 
 
-def metrics(table: pd.DataFrame, found: list[Comparison]) -> dict[str, float]:
-    """Return the flat numbers to compare between experiments: levels by policy, then differences.
-
-    `table` is `summarise`'s. Rates and repetition are shares, NLL and KL nats, length tokens.
-    """
-    levels = {
-        f"{name}_{policy}": float(table.loc[policy, column])
-        for name, column in LEVELS.items()
-        for policy in ("base", "sft", "ppo")
-    }
-    main = {c.measure.key: c for c in found if c.group == "pooled"}
-    differences = {}
-    for name, key in DIFFERENCES.items():
-        differences[f"{name}_ppo_minus_sft"] = main[key].result.mean
-        differences[f"{name}_ppo_minus_sft_low"] = main[key].interval.low
-        differences[f"{name}_ppo_minus_sft_high"] = main[key].interval.high
-    return levels | differences | {"kl_per_sequence_ppo": float(table.loc["ppo", "kl"])}
+def new_seeds(comparison: Comparison) -> Interval:
+    """The interval over new seeds; the quoted one where seeds play no part, or where there is only one."""
+    found = comparison.result.new_seeds if comparison.group == "pooled" else None
+    return found or comparison.interval
 
 
 def outcomes(rows: pd.DataFrame, seeds: tuple[int, ...]) -> list[Outcome]:
@@ -231,69 +262,13 @@ def outcomes(rows: pd.DataFrame, seeds: tuple[int, ...]) -> list[Outcome]:
 
 
 def agreement(rows: pd.DataFrame) -> list[Agreement]:
-    """Compare reward (>= 0), judge (>= 0.5) and VADER (> 0) on the full texts of all policies, in pairs."""
+    """Compare reward (>= 0), judge (>= 0.5) and VADER (>= 0) on the full texts of all policies, in pairs."""
     calls = {
         "Reward model": rows["reward"] >= 0,
         "Judge": rows["judge_full"] >= 0.5,
-        "VADER": rows["vader_full"] > 0,
+        "VADER": rows["vader_full"] >= 0,
     }
     return [
         Agreement(a, b, float((calls[a] == calls[b]).mean()), stats.cohen_kappa(calls[a], calls[b]))
         for a, b in itertools.combinations(calls, 2)
     ]
-
-
-def noise_ratio(values: Scores, policies: list[str]) -> float | None:
-    """Variance of `judge_full` differences to SFT under common noise, over that under independent noise.
-
-    Below 1, common random numbers make the comparison sharper. None with one sample, or without variance.
-    """
-    sft = values["judge_full"]["sft"]
-    if sft.shape[1] < 2:
-        return None
-    common = np.mean([np.var(values["judge_full"][p][:, 0] - sft[:, 0]) for p in policies])
-    independent = np.mean([np.var(values["judge_full"][p][:, 0] - sft[:, 1]) for p in policies])
-    return float(common / independent) if independent > 0 else None
-
-
-def summarise(rows: pd.DataFrame, nll: dict[str, pd.DataFrame], seed: int, resamples: int) -> pd.DataFrame:
-    """Return one row per policy, and a last row `ppo`, the mean over seeds (perplexity: exp of mean NLL)."""
-    table = pd.DataFrame({policy: _policy(rows[rows["policy"] == policy], nll[policy]) for policy in nll}).T
-    table.loc["ppo"] = table[table.index.str.startswith("ppo-")].mean()
-    table["perplexity"] = np.exp(table["nll_per_token"])
-    for name, column in (
-        ("positive_rate", "positive"),
-        ("positive_rate_continuation", "positive_continuation"),
-    ):
-        intervals = [_rate_interval(rows, policy, column, seed, resamples) for policy in table.index]
-        table[f"{name}_low"] = [interval.low for interval in intervals]
-        table[f"{name}_high"] = [interval.high for interval in intervals]
-    return table
-
-
-def _policy(part: pd.DataFrame, nll: pd.DataFrame) -> dict[str, float]:
-    texts = part["continuation"].tolist()
-    means = {
-        "positive_rate": "positive",
-        "positive_rate_continuation": "positive_continuation",
-        **{measure.key: measure.key for measure in MEASURES[:-1]},
-        "kl": "kl",
-        "empty_rate": "empty",
-        "limit_rate": "limit",
-    }
-    return {
-        **{name: float(part[column].mean()) for name, column in means.items()},
-        "distinct_1": textmetrics.distinct_n(texts, 1),
-        "distinct_2": textmetrics.distinct_n(texts, 2),
-        "self_similarity": textmetrics.self_similarity(texts),
-        "nll_per_token": float(nll["nll"].sum() / nll["tokens"].sum()),
-    }
-
-
-def _rate_interval(rows: pd.DataFrame, policy: str, column: str, seed: int, resamples: int) -> Interval:
-    """Clopper-Pearson for one draw per prefix; else prefixes are resampled with all their draws."""
-    part = rows[rows["policy"].str.startswith("ppo-") if policy == "ppo" else rows["policy"] == policy]
-    per_prefix = part.groupby("id")[column].mean().to_numpy(float)
-    if len(part) == len(per_prefix) or len(set(per_prefix)) == 1:
-        return stats.clopper_pearson(round(per_prefix.sum()), len(per_prefix))
-    return stats.mean_interval(per_prefix, stream(seed, "report", column, policy), resamples)

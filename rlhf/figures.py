@@ -63,31 +63,33 @@ def policies(path: Path, table: pd.DataFrame) -> None:
     """Positive rates with intervals and review NLL, one row per policy.
 
     `table` is indexed by policy as printed (base, SFT, ...); columns positive_rate, positive_rate_low,
-    positive_rate_high (shares), the same three for positive_rate_continuation, and nll_per_token (nats).
+    positive_rate_high (shares), the same for positive_rate_continuation and for nll_per_token (nats).
     """
     with _page(path, 1, 3, (9.5, 0.9 + 0.34 * len(table))) as axes:
         _rates(axes[0, 0], table, "positive_rate")
         axes[0, 0].set(title="Judged positive: full text", xlabel="texts (%)")
         _rates(axes[0, 1], table, "positive_rate_continuation")
         axes[0, 1].set(title="Judged positive: continuation", xlabel="texts (%)")
-        _points(axes[0, 2], table.index, table["nll_per_token"])
+        _intervals(axes[0, 2], table, "nll_per_token")
         axes[0, 2].set(title="Held-out reviews", xlabel="NLL (nats per token; lower is better)")
         for axis in axes[0, 1:]:
             axis.tick_params(labelleft=False)
 
 
 def _rates(axis: Axes, table: pd.DataFrame, name: str) -> None:
-    low, rate, high = (100 * table[column].to_numpy() for column in (f"{name}_low", name, f"{name}_high"))
-    _points(axis, table.index, rate, np.stack([rate - low, high - rate]))
+    _intervals(axis, table, name, 100)
     axis.set_xlim(-3, 103)
 
 
-def _points(axis: Axes, names: pd.Index, values: np.ndarray, errors: np.ndarray | None = None) -> None:
-    values = np.asarray(values)
+def _intervals(axis: Axes, table: pd.DataFrame, name: str, scale: float = 1) -> None:
+    low, middle, high = (scale * table[column].to_numpy() for column in (f"{name}_low", name, f"{name}_high"))
+    _points(axis, table.index, middle, np.stack([middle - low, high - middle]))
+
+
+def _points(axis: Axes, names: pd.Index, values: np.ndarray, errors: np.ndarray) -> None:
     for i, name in enumerate(names):
         colour, marker = {"base": (GREY, "s"), "SFT": (BLUE, "D")}.get(name, (ORANGE, "o"))
-        error = None if errors is None else np.maximum(errors[:, i : i + 1], 0)
-        axis.errorbar(values[i], i, xerr=error, fmt=marker, color=colour, capsize=3)
+        axis.errorbar(values[i], i, xerr=np.maximum(errors[:, [i]], 0), fmt=marker, color=colour, capsize=3)
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
 
@@ -95,7 +97,8 @@ def _points(axis: Axes, names: pd.Index, values: np.ndarray, errors: np.ndarray 
 def differences(path: Path, table: pd.DataFrame) -> None:
     """Forest plot: one panel per measure, one row per comparison, mean difference with its 95% interval.
 
-    `table` has the columns measure, unit, comparison, pooled (bool), mean, low, high, in display order.
+    `table` has the columns measure, unit, comparison, pooled (bool), mean, low, high, new_low, new_high, in
+    display order.
     """
     measures = list(dict.fromkeys(table["measure"]))
     columns = min(4, len(measures))
@@ -114,7 +117,8 @@ def _forest(axis: Axes, rows: pd.DataFrame) -> None:
     for i, row in enumerate(rows.itertuples()):
         clear = row.low > 0 or row.high < 0
         colour = ORANGE if row.pooled else BLUE
-        axis.plot([row.low, row.high], [i, i], color=colour, linewidth=2.2 if row.pooled else 1.3)
+        axis.plot([row.low, row.high], [i, i], color=colour, linewidth=3 if row.pooled else 1.3)
+        axis.plot([row.new_low, row.new_high], [i, i], color=colour, linewidth=1)
         axis.plot(
             row.mean,
             i,
@@ -132,21 +136,30 @@ def _forest(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def overoptimisation(
-    path: Path, validation: dict[int, pd.DataFrame], selected: dict[int, int], table: pd.DataFrame
+    path: Path, checks: dict[int, pd.DataFrame], selected: dict[int, int], table: pd.DataFrame
 ) -> None:
-    """Reward against KL along training (fixed validation prefixes), and reward against the judge at the end.
+    """Change of reward and judge against KL along training, and reward against the judge at the end.
 
-    `validation[seed]` has step, reward, kl (nats per sequence); `table` is indexed by policy as printed, with
-    the columns reward ([-1, 1]) and judge_full (probability).
+    `checks[seed]` comes from `trajectory.along`; `table` is indexed by policy as printed, with the columns
+    reward ([-1, 1]) and judge_full (probability), each with _low and _high.
     """
-    with _page(path, 1, 2, (9.5, 3.6)) as axes:
-        for i, (seed, log) in enumerate(validation.items()):
-            axes[0, 0].plot(log["kl"], log["reward"], label=f"PPO {seed}", **_seed_style(i))
-            _mark_selected(axes[0, 0], log, selected[seed], "kl", "reward")
-        axes[0, 0].set(title="Along training", xlabel="KL from SFT (nats per sequence)")
-        axes[0, 0].set_ylabel("reward [-1, 1]")
-        axes[0, 0].legend()
-        _reward_against_judge(axes[0, 1], table)
+    with _page(path, 1, 3, (11.5, 3.7)) as axes:
+        for axis, name, title in ((axes[0, 0], "reward", "Reward"), (axes[0, 1], "judge", "Judge")):
+            for i, (seed, log) in enumerate(checks.items()):
+                _gains(axis, log, name, f"PPO {seed}", i)
+                _mark_selected(axis, log, selected[seed], "kl", f"{name}_gain")
+            axis.axhline(0, color="black", linewidth=0.8)
+            axis.set(title=f"{title} along training", xlabel="KL from SFT (nats per sequence)")
+        axes[0, 0].set_ylabel("change from SFT (probability)")
+        axes[0, 1].sharey(axes[0, 0])
+        axes[0, 0].legend(loc="upper left")
+        _reward_against_judge(axes[0, 2], table)
+
+
+def _gains(axis: Axes, log: pd.DataFrame, name: str, label: str, i: int) -> None:
+    mean = log[f"{name}_gain"]
+    error = np.maximum([mean - log[f"{name}_low"], log[f"{name}_high"] - mean], 0)
+    axis.errorbar(log["kl"], mean, yerr=error, elinewidth=0.7, capsize=2, label=label, **_seed_style(i))
 
 
 def _reward_against_judge(axis: Axes, table: pd.DataFrame) -> None:
@@ -155,11 +168,18 @@ def _reward_against_judge(axis: Axes, table: pd.DataFrame) -> None:
         seed = i - 2  # the seeds follow base and SFT
         fixed = {"base": (GREY, "X"), "SFT": (BLUE, "*")}
         colour, marker = fixed.get(name, (SEED_COLOURS[seed % 6], MARKERS[seed % 6]))
-        axis.plot((row["reward"] + 1) / 2, row["judge_full"], marker, color=colour, markersize=7, label=name)
-    axis.margins(0.25)
+        bars = [_error(row, column, scale) for column, scale in (("reward", 2), ("judge_full", 1))]
+        x, y = (row["reward"] + 1) / 2, row["judge_full"]
+        axis.errorbar(x, y, bars[1], bars[0], marker, color=colour, elinewidth=0.7, markersize=7, label=name)
+    axis.margins(0.1)
     axis.set(title="Test prefixes", xlabel="reward as probability, (reward + 1) / 2")
     axis.set_ylabel("judged probability")
-    axis.legend()
+    axis.legend(loc="upper left")
+
+
+def _error(row: pd.Series, column: str, scale: float) -> np.ndarray:
+    below, above = row[column] - row[f"{column}_low"], row[f"{column}_high"] - row[column]
+    return np.maximum([[below], [above]], 0) / scale
 
 
 def _seed_style(i: int) -> dict:

@@ -45,6 +45,11 @@ def folded(summary: str, body: str) -> str:
     return f"<details>\n<summary>{summary}</summary>\n\n{body}\n\n</details>"
 
 
+def count(n: int, what: str) -> str:
+    """Return "1 seed", "2 seeds"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a fixed-point number without a negative zero; a dash where it is not defined."""
     if value is None or not math.isfinite(value):

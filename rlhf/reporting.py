@@ -1,10 +1,12 @@
 """The report's sections on results, as markdown: numbers in, text out. `rlhf.appendix` holds the rest."""
 
+from typing import Any
+
 import pandas as pd
 
 from rlhf import markdown as md
-from rlhf.comparisons import Comparison, Outcome
 from rlhf.textmetrics import Phrase
+from rlhf.trajectory import parting
 from rlhf.verdict import ALPHA, Flag
 
 TITLES = {"base": "base", "sft": "SFT", "ppo": "PPO, mean"}
@@ -34,18 +36,13 @@ def title_of(policy: str) -> str:
     return TITLES.get(policy) or f"PPO {policy.removeprefix('ppo-')}"
 
 
-def count_of(n: int, what: str) -> str:
-    """Return "1 seed", "2 seeds"."""
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
 def opening(title: str, policy: str, prefix_tokens: int, response_tokens: int, seeds: int) -> str:
     """The title, and what was done in two sentences."""
     return f"""# {md.escape(title)}
 
 The policy {md.escape(policy)} continues the first {prefix_tokens} tokens of a review with up to
 {response_tokens} tokens. SFT teaches it reviews; a reward model learns human sentiment labels; PPO
-({count_of(seeds, "seed")}) then raises that reward, held near SFT by a KL penalty. A judge that PPO never
+({md.count(seeds, "seed")}) then raises that reward, held near SFT by a KL penalty. A judge that PPO never
 sees scores the result on held-out prefixes."""
 
 
@@ -57,33 +54,35 @@ def verdict(sentences: list[str]) -> str:
 {bullets}
 
 These sentences are derived by rule from the numbers below. A change counts as shown only if both of its 95%
-intervals lie on one side of 0, its Holm-adjusted p is below {ALPHA}, and no PPO seed points the other way."""
+intervals lie on one side of 0, its Holm-adjusted p is below {ALPHA}, and no PPO seed points the other way. It
+is then shown of the policies trained here; the interval over new seeds speaks for seeds that were not run."""
 
 
 def policies(table: pd.DataFrame, prefixes: int, samples: int, reviews: int) -> str:
-    """Section 2: one column per policy; `table` is `comparisons.summarise`'s."""
+    """Section 2: one column per policy; `table` is `levels.summarise`'s."""
     shown = table if table.index.str.startswith("ppo-").sum() > 1 else table.drop(index="ppo")
     columns = [row for _, row in shown.iterrows()]
     rows = [
         ["Positive, full text", *(_rate(row, "positive_rate") for row in columns)],
         ["Positive, continuation", *(_rate(row, "positive_rate_continuation") for row in columns)],
         *([name, *(md.percent(row[key]) for row in columns)] for key, name in SHARES.items()),
-        *([name, *(md.number(row[key], digits) for row in columns)] for key, (name, digits) in MEANS.items()),
+        *([name, *(_mean(row, key, digits) for row in columns)] for key, (name, digits) in MEANS.items()),
     ]
     how = "Clopper-Pearson" if samples == 1 else "bootstrap over prefixes, each with all its samples"
     caption = (
         "Positive rates and likelihood of the policies. Look whether the dots for PPO lie right of SFT on "
         f"the left and not to the right of it in the NLL. n = {prefixes} prefixes with "
-        f"{count_of(samples, 'sample')}; bars: 95% intervals of each rate on its own ({how}); NLL on "
-        f"{reviews} held-out reviews, without interval"
+        f"{md.count(samples, 'sample')}, NLL: {reviews} held-out reviews; bars: 95% intervals of each number "
+        f"on its own ({how}; NLL: BCa), not of a difference"
     )
     return f"""## 2. Policies
 
 {md.table(["", *(title_of(name) for name in shown.index)], rows)}
 
-Positive: judged probability of at least 0.5 and not empty. Brackets: 95% intervals ({how}). {prefixes} test
-prefixes, {count_of(samples, "sample")} each, under the same random numbers for every policy; review NLL
-includes the EOS token and comes from {reviews} held-out reviews.
+Positive: judged probability of at least 0.5 and not empty. Brackets: 95% intervals of each number on its own
+(rates: {how}; means: BCa over prefixes, or reviews for the NLL), the seeds of the mean fixed.
+{prefixes} test prefixes, {md.count(samples, "sample")} each, under the same random numbers for every policy.
+Review NLL is nats per token over all tokens of {reviews} held-out reviews, EOS included.
 
 {md.figure(1, "policies", caption)}"""
 
@@ -93,111 +92,25 @@ def _rate(row: pd.Series, name: str) -> str:
     return f"{md.percent(row[name])} [{low}, {high}]"
 
 
-def differences(
-    found: list[Comparison], checks: list[Comparison], outcomes: list[Outcome], noise_ratio: float | None
-) -> str:
-    """Section 3: paired differences, the self-check, and what common random numbers bring."""
-    groups = {name: [c for c in found if c.name == name] for name in dict.fromkeys(c.name for c in found)}
-    main = [name for name, group in groups.items() if group[0].group != "seed"]
-    seeds = [name for name in groups if name not in main]
-    n = found[0].result.n
-    caption = (
-        "Paired differences between policies. Look for intervals that do not cross the line at 0 (filled "
-        f"marks do not, hollow ones do); diamonds pool the PPO seeds. n = {n} prefixes (NLL: "
-        f"{found[-1].result.n} reviews); bars: 95% intervals, BCa, for the diamonds hierarchical over "
-        "prefixes, seeds and samples"
-    )
-    parts = [
-        "## 3. Paired differences",
-        "Mean over prefixes of treatment - control on the same prefix and the same random numbers. Holm p "
-        f"adjusts over the family of all {len(found)} tests of this section except the self-check. "
-        "Detectable: the smallest true difference found with 80% power at this n. n needed: prefixes at "
-        "which the observed difference would be that size. IQM: interquartile mean, d: Cohen's d of the "
-        "paired differences.",
-        *(f"**{name}**\n\n{_difference_table(groups[name])}" for name in main),
-        _pooled_note(groups[main[-1]]),
-        *(md.folded(f"{name}, this seed alone", _difference_table(groups[name])) for name in seeds),
-        md.figure(2, "differences", caption),
-        _outcome_table(outcomes),
-        _self_check(checks, noise_ratio),
-    ]
-    return "\n\n".join(parts)
-
-
-def _difference_table(group: list[Comparison]) -> str:
-    header = [
-        "Measure (unit)",
-        "Difference",
-        "IQM",
-        "95% BCa",
-        "95% percentile",
-        "p",
-        "Holm p",
-        "d",
-        "Detectable",
-        "n needed",
-    ]
-    return md.table(header, [_difference_row(comparison) for comparison in group])
-
-
-def _difference_row(comparison: Comparison) -> list[str]:
-    measure, result = comparison.measure, comparison.result
-    return [
-        f"{measure.name} ({measure.unit})",
-        md.signed(result.mean, measure.digits),
-        md.signed(comparison.interquartile_mean, measure.digits),
-        md.interval(*comparison.bca, measure.digits),
-        md.interval(*comparison.percentile, measure.digits),
-        md.p_value(result.p_value),
-        md.p_value(comparison.adjusted_p),
-        md.number(result.effect_size, 2),
-        md.number(result.detectable, measure.digits),
-        md.number(result.n_needed, 0),
-    ]
-
-
-def _pooled_note(pooled: list[Comparison]) -> str:
-    spread = [c for c in pooled if c.result.between_seed_sd is not None]
-    if not spread:
-        return (
-            "One PPO seed: the percentile interval resamples prefixes and samples; variation between "
-            "training runs is not measured."
-        )
-    listed = ", ".join(
-        f"{c.measure.name} {md.number(c.result.between_seed_sd, c.measure.digits)}" for c in spread
-    )
-    return (
-        "The pooled percentile interval resamples prefixes, seeds and samples; BCa and p hold the seeds "
-        "fixed. With so few seeds it is somewhat too narrow where they differ. Standard deviation between "
-        f"seeds: {listed}."
-    )
-
-
-def _outcome_table(outcomes: list[Outcome]) -> str:
-    rows = [[o.name, *(str(n) for n in (o.n, o.gained, o.lost)), md.p_value(o.p_value)] for o in outcomes]
-    header = ["Judged positive, full text", "Prefixes", "Gained", "Lost", "Exact p"]
-    note = "McNemar's exact test on the first sample of each prefix; not adjusted, no claim rests on it."
-    return f"{md.table(header, rows)}\n\n{note}"
-
-
-def _self_check(checks: list[Comparison], noise_ratio: float | None) -> str:
-    if not checks:
-        return "No self-check: it needs at least two samples per prefix."
-    text = (
-        "**Self-check**: SFT against itself under another noise stream, first sample against second. "
-        "Nothing should show; p is not adjusted, so about one in twenty falls below 0.05 by "
-        f"chance.\n\n{_difference_table(checks)}"
-    )
-    if noise_ratio is None:
+def _mean(row: pd.Series, name: str, digits: int) -> str:
+    text = md.number(row[name], digits)
+    if f"{name}_low" not in row or row[f"{name}_low"] == row[f"{name}_high"]:
         return text
-    return (
-        f"{text}\n\nCommon random numbers: the variance of a PPO - SFT difference in judged probability is "
-        f"{md.number(noise_ratio, 2)} of that under independent noise (one sample per prefix)."
-    )
+    return f"{text} {md.interval(row[f'{name}_low'], row[f'{name}_high'], digits)}"
 
 
-def overoptimisation(flags: list[Flag], phrases: dict[str, list[Phrase]], prefixes: int, samples: int) -> str:
-    """Section 4: flags with their thresholds; `phrases[reference]`: what PPO says more often."""
+def overoptimisation(
+    flags: list[Flag],
+    path: dict[int, pd.DataFrame],
+    phrases: dict[str, list[Phrase]],
+    prefixes: int,
+    samples: int,
+) -> str:
+    """Section 4: flags with their thresholds, `trajectory.along`'s checks, what PPO says more often.
+
+    `phrases[reference]` are those that PPO uses more often than the reference.
+    """
+    n = int(next(iter(path.values()))["n"].min())
     rows = [
         [
             flag.name,
@@ -208,10 +121,11 @@ def overoptimisation(flags: list[Flag], phrases: dict[str, list[Phrase]], prefix
         for flag in flags
     ]
     caption = (
-        "Reward against KL and against the judge. Left: a curve that bends flat buys KL without reward "
-        f"(rings: selected steps). Right: dots below the line are scored higher by the reward "
-        f"model than by the judge. n = {prefixes} test prefixes with {count_of(samples, 'sample')}; means "
-        "without interval (section 3 has the intervals)"
+        "Reward and judge against KL along training, and against each other at the end. Left and middle "
+        "share their scale: where the left curve climbs and the middle one does not, reward and judge part "
+        f"(rings: selected steps); n = {n} validation prefixes, change from SFT (step 0) with 95% BCa "
+        "intervals. Right: dots below the line are scored higher by the reward model than by the judge; n = "
+        f"{prefixes} test prefixes with {md.count(samples, 'sample')}, means with 95% BCa intervals"
     )
     parts = [
         "## 4. Over-optimisation",
@@ -219,9 +133,47 @@ def overoptimisation(flags: list[Flag], phrases: dict[str, list[Phrase]], prefix
         "The thresholds are conventions of this project, the same for every run. A flag is a reason to read "
         "the examples, not a proof.",
         md.figure(3, "overoptimisation", caption),
+        parting(path),
+        md.folded("Each check on the validation prefixes", _check_table(path)),
         *(_phrase_table(reference, listed) for reference, listed in phrases.items()),
     ]
+    if any(phrases.values()):
+        parts.append(
+            "Shares are of all continuations, those of the PPO seeds together. The phrases are the ten of "
+            "the largest difference among all there are, so that some differ by chance: a description, not a "
+            "test."
+        )
     return "\n\n".join(parts)
+
+
+def _check_table(path: dict[int, pd.DataFrame]) -> str:
+    rows = [
+        [
+            f"PPO {seed}",
+            str(row.step),
+            md.number(row.kl, 2),
+            *(_gain(row, name) for name in ("reward", "judge", "vader")),
+            md.number(row.length, 1),
+            md.percent(row.ended_rate),
+            md.number(row.repetition),
+            md.number(row.distinct_2),
+        ]
+        for seed, checks in path.items()
+        for row in checks.itertuples()
+    ]
+    header = ["", "Step", "KL", "Reward as probability", "Judge", "VADER"]
+    header += ["Length", "Ended", "Repetition", "Distinct-2"]
+    return (
+        "Reward, judge and VADER (full text): change from step 0, 95% BCa. KL in nats per sequence, length "
+        f"in tokens, ended: share of texts that stop by EOS.\n\n{md.table(header, rows)}"
+    )
+
+
+def _gain(row: Any, name: str) -> str:
+    if row.step == 0:
+        return "–"
+    mean, low, high = (getattr(row, f"{name}_{part}") for part in ("gain", "low", "high"))
+    return f"{md.signed(mean)} {md.interval(low, high)}"
 
 
 def _phrase_table(reference: str, listed: list[Phrase]) -> str:

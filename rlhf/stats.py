@@ -1,28 +1,21 @@
 """Statistics of a paired comparison: pure functions of arrays, with an explicit generator where they draw.
 
-The unit of analysis is the prefix: one number per prefix, its samples already averaged, except in
-`hierarchical_difference`, which keeps seeds and samples apart. Arguments that are empty, not finite or of
-the wrong shape raise `ValueError`. No function returns NaN; what is undefined is None, as documented.
+The unit of analysis is the prefix: one number per prefix, its samples already averaged, except where seeds
+and samples are kept apart, as documented. Arguments that are empty, not finite or of the wrong shape raise
+`ValueError`. No function returns NaN; what is undefined is None, as documented.
 """
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-CONFIDENCE = 0.95
+from rlhf import resampling
+from rlhf.resampling import CONFIDENCE, Interval
+
 POWER = 0.8
-BATCH = 2**20  # numbers drawn at once: what bounds the memory of every resampling
-
-
-class Interval(NamedTuple):
-    """A two-sided confidence interval, in the unit of the measure."""
-
-    low: float
-    high: float
 
 
 class PairedDifference(NamedTuple):
@@ -48,7 +41,16 @@ class HierarchicalDifference(NamedTuple):
     effect_size: float | None
     detectable: float
     n_needed: int | None
+    seed_means: tuple[float, ...]
     between_seed_sd: float | None
+    new_seeds: Interval | None
+
+
+class VarianceRatio(NamedTuple):
+    """The variance under an independent control over that under a paired one; see `variance_ratio`."""
+
+    value: float
+    interval: Interval
 
 
 class CalibrationBin(NamedTuple):
@@ -82,7 +84,7 @@ def paired_difference(
     treatment, control = _finite("treatment", treatment, 1), _finite("control", control, 1)
     _same_shape(treatment, control)
     differences = _subtract(treatment, control)
-    bca, percentile = _bootstrap(differences, rng, resamples)
+    bca, percentile = resampling.bootstrap_intervals(differences, rng, resamples)
     return PairedDifference(bca=bca, percentile=percentile, **_effect(differences, rng, resamples))
 
 
@@ -93,32 +95,67 @@ def hierarchical_difference(
 
     treatment [seeds, n, samples], control [n, samples]; d[s, i, k] = treatment[s, i, k] - control[i, k].
 
-        percentile       95% percentile interval of mean(d) over resamples of prefixes, of seeds (the same for
-                         every prefix: the two are crossed), and of samples k within each drawn prefix (the
-                         same for every seed: they meet the same control)
-        between_seed_sd  sd of the seeds' mean differences; None with one seed
+        percentile       95% percentile interval of mean(d) over resamples of prefixes, of seeds, and of
+                         samples within each drawn prefix, as `rlhf.resampling.nested_means` draws them
+        seed_means       each seed's mean difference
+        between_seed_sd  their sd; None with one seed
+        new_seeds        95% interval for new prefixes and new seeds, from S seed means of variance a and n
+                         prefix means of variance b: mean +- sqrt(t_{S-1}^2 a / S + t_{n-1}^2 b / n), t the
+                         97.5% points of Student's t (Banerjee 1960); None with one seed
         other fields     those of `paired_difference` for d averaged over s and k: they hold the seeds fixed
 
-    The interval is too narrow where few seeds differ much: s seeds show (s - 1) / s of their variance, and 3
+    `percentile` is too narrow where few seeds differ much: s seeds show (s - 1) / s of their variance, and 3
     seeds with an sd four times the standard error over 40 prefixes give 85% coverage. It is too wide where
-    sample noise dominates: the drawn prefixes carry it already. Sources: Owen (2007), "The pigeonhole
-    bootstrap", for crossed factors; Davison and Hinkley (1997), section 3.8, for nested ones.
+    sample noise dominates: the drawn prefixes carry it already. `new_seeds` covers at least 95% for normal
+    effects of seeds, however much they differ, and 99% where they hardly do. Sources: Owen (2007), "The
+    pigeonhole bootstrap", for crossed factors; Davison and Hinkley (1997), section 3.8, for nested ones;
+    Banerjee (1960), Sankhya 22, 357-358, for variances added under their own t quantiles.
     """
     treatment, control = _finite("treatment", treatment, 3), _finite("control", control, 2)
     _same_shape(treatment[0], control)
-    _enough(len(control), resamples)
     differences = _subtract(treatment, control)
-    seed_means = differences.mean((1, 2))
+    drawn = resampling.nested_means(differences, rng, resamples)
+    per_seed, per_prefix = differences.mean((1, 2)), differences.mean((0, 2))
+    several = len(per_seed) > 1
     return HierarchicalDifference(
-        percentile=_percentiles(_nested_means(differences, rng, resamples)),
-        between_seed_sd=float(seed_means.std(ddof=1)) if len(seed_means) > 1 else None,
-        **_effect(differences.mean((0, 2)), rng, resamples),
+        percentile=resampling.percentiles(drawn),
+        seed_means=tuple(per_seed.tolist()),
+        between_seed_sd=float(per_seed.std(ddof=1)) if several else None,
+        new_seeds=_new_seeds(per_seed, per_prefix) if several else None,
+        **_effect(per_prefix, rng, resamples),
     )
+
+
+def variance_ratio(
+    treatment: ArrayLike,
+    paired: ArrayLike,
+    independent: ArrayLike,
+    rng: np.random.Generator,
+    resamples: int = 10_000,
+) -> VarianceRatio | None:
+    """How many times the prefixes an independent control needs for the precision of the paired one.
+
+        value     Var(treatment - independent) / Var(treatment - paired), variances over n >= 2 prefixes, each
+                  averaged over seeds; treatment [seeds, n], both controls [n]
+        interval  95% percentile interval over resamples of prefixes
+
+    None where treatment - paired has no variance.
+    """
+    treatment, controls = _finite("treatment", treatment, 2), []
+    for name, control in (("paired", paired), ("independent", independent)):
+        controls.append(_finite(name, control, 1))
+        _same_shape(treatment[0], controls[-1])
+    below, above = (_subtract(treatment, control) for control in controls)
+    drawn = resampling.variance_ratios(above, below, rng, resamples)
+    drawn = drawn[np.isfinite(drawn)]
+    if not below.var(1).any() or drawn.size == 0:
+        return None
+    return VarianceRatio(float(above.var(1).mean() / below.var(1).mean()), resampling.percentiles(drawn))
 
 
 def mean_interval(x: ArrayLike, rng: np.random.Generator, resamples: int = 10_000) -> Interval:
     """95% BCa bootstrap interval of the mean of x [n], n >= 2; percentiles where BCa is undefined."""
-    return _bootstrap(_finite("x", x, 1), rng, resamples)[0]
+    return resampling.bootstrap_intervals(_finite("x", x, 1), rng, resamples)[0]
 
 
 def interquartile_mean(x: ArrayLike) -> float:
@@ -207,52 +244,20 @@ def _effect(differences: np.ndarray, rng: np.random.Generator, resamples: int) -
     return {
         "n": n,
         "mean": mean,
-        "p_value": _sign_flip_p(differences, rng, resamples),
+        "p_value": resampling.sign_flip_p(differences, rng, resamples),
         "effect_size": mean / deviation if deviation else None,
         "detectable": reach * deviation / math.sqrt(n),
         "n_needed": max(2, math.ceil((reach * deviation / mean) ** 2)) if mean else None,
     }
 
 
-def _sign_flip_p(differences: np.ndarray, rng: np.random.Generator, resamples: int) -> float:
-    options = {"permutation_type": "samples", "alternative": "greater", "vectorized": True, "rng": rng}
-    options |= {"n_resamples": resamples, "batch": _batch(differences.size)}
-    found = stats.permutation_test((differences,), lambda d, axis: np.abs(d.mean(axis)), **options)
-    return float(found.pvalue)
-
-
-def _bootstrap(values: np.ndarray, rng: np.random.Generator, resamples: int) -> tuple[Interval, Interval]:
-    """BCa and percentile intervals of the mean; BCa falls back on the percentiles where scipy's is NaN."""
-    _enough(values.size, resamples)
-    options = {"method": "BCa", "n_resamples": resamples, "batch": _batch(values.size), "rng": rng}
-    with warnings.catch_warnings(action="ignore"):
-        found = stats.bootstrap((values,), np.mean, confidence_level=CONFIDENCE, **options)
-    percentile = _percentiles(found.bootstrap_distribution)
-    bca = Interval(float(found.confidence_interval.low), float(found.confidence_interval.high))
-    return (bca if np.isfinite(bca).all() else percentile), percentile
-
-
-def _nested_means(differences: np.ndarray, rng: np.random.Generator, resamples: int) -> np.ndarray:
-    """Means [resamples] of differences [seeds, n, samples], drawn as `hierarchical_difference` says."""
-    seeds, n, samples = differences.shape
-    means, batch = [], _batch(differences.size)
-    for start in range(0, resamples, batch):
-        size = min(batch, resamples - start)
-        prefix = rng.integers(n, size=(size, n, 1))
-        sample = rng.integers(samples, size=(size, n, samples))
-        seed = rng.integers(seeds, size=(seeds, size))
-        of_each_seed = differences[:, prefix, sample].mean((2, 3))
-        means.append(np.take_along_axis(of_each_seed, seed, axis=0).mean(0))
-    return np.concatenate(means)
-
-
-def _percentiles(means: np.ndarray) -> Interval:
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(low), float(high))
-
-
-def _batch(size: int) -> int:
-    return max(1, BATCH // size)
+def _new_seeds(per_seed: np.ndarray, per_prefix: np.ndarray) -> Interval:
+    mean = float(per_prefix.mean())
+    parts = [
+        stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 1) ** 2 * x.var(ddof=1) / len(x)
+        for x in (per_seed, per_prefix)
+    ]
+    return Interval(mean - math.sqrt(sum(parts)), mean + math.sqrt(sum(parts)))
 
 
 def _subtract(treatment: np.ndarray, control: np.ndarray) -> np.ndarray:
@@ -276,11 +281,6 @@ def _probabilities(name: str, values: ArrayLike) -> np.ndarray:
     if array.min() < 0 or array.max() > 1:
         raise ValueError(f"{name}: numbers from 0 to 1 expected, {array.min()} to {array.max()} found")
     return array
-
-
-def _enough(n: int, resamples: int) -> None:
-    if n < 2 or resamples < 1:
-        raise ValueError(f"{n} values and {resamples} resamples: at least 2 and 1 expected")
 
 
 def _binary(name: str, values: ArrayLike) -> np.ndarray:

@@ -1,7 +1,8 @@
 """What the report may say: sentences and flags derived by rule from the numbers, and from nothing else.
 
-A difference counts as shown only when both 95% intervals (BCa and percentile) lie on one side of 0 and the
-Holm-adjusted p-value is below 0.05. Everything else is "not shown", however large it looks.
+A difference counts as shown only when both 95% intervals (BCa and percentile) lie on one side of 0, the
+Holm-adjusted p-value is below 0.05, and no PPO seed points the other way. Everything else is "not shown",
+however large it looks. What is shown is shown of the policies at hand; `new_seeds` speaks for other seeds.
 """
 
 from typing import NamedTuple
@@ -26,13 +27,13 @@ class Flag(NamedTuple):
         return self.value > self.threshold
 
 
-def direction(comparison: Comparison, seeds: list[Comparison]) -> int:
+def direction(comparison: Comparison) -> int:
     """Return 1 for a rise that is shown, -1 for a fall that is shown, 0 for neither.
 
-    `seeds` are the seeds that a pooled comparison rests on: one that points the other way forbids a claim.
+    One PPO seed that points the other way forbids a claim about all of them.
     """
     low, high = _bounds(comparison)
-    if comparison.adjusted_p >= ALPHA or not _same_sign(comparison, seeds):
+    if comparison.adjusted_p >= ALPHA or not _same_sign(comparison):
         return 0
     return int(low > 0) - int(high < 0)
 
@@ -42,8 +43,9 @@ def _bounds(comparison: Comparison) -> tuple[float, float]:
     return min(bca.low, percentile.low), max(bca.high, percentile.high)
 
 
-def _same_sign(comparison: Comparison, seeds: list[Comparison]) -> bool:
-    return all(seed.result.mean * comparison.result.mean > 0 for seed in seeds)
+def _same_sign(comparison: Comparison) -> bool:
+    seed_means = comparison.result.seed_means if comparison.group == "pooled" else ()
+    return all(mean * comparison.result.mean > 0 for mean in seed_means)
 
 
 def change(comparison: Comparison, way: int) -> str:
@@ -86,6 +88,7 @@ def _flags_of(ppo: pd.Series, sft: pd.Series) -> list[Flag]:
 
 def sentences(
     comparisons: list[Comparison],
+    checks: list[Comparison],
     kl: float,
     reward_accuracy: float,
     weak_accuracy: float,
@@ -94,46 +97,46 @@ def sentences(
 ) -> list[str]:
     """Return the verdict's five sentences, in the order effect, second opinions, cost, warnings, not shown.
 
-    `kl` is PPO's mean KL from SFT in nats per sequence; `selected_steps[seed]` is 0 where SFT was selected.
+    `checks` are those of SFT against itself; `kl` is PPO's mean KL from SFT in nats per sequence;
+    `selected_steps[seed]` is 0 where SFT was selected.
     """
     main = {c.measure.key: c for c in comparisons if c.group == "pooled"}
     sft = next(c for c in comparisons if c.group == "sft" and c.measure.key == "nll")
-    seeds = {key: [c for c in comparisons if c.group == "seed" and c.measure.key == key] for key in main}
-    ways = {key: direction(main[key], seeds[key]) for key in main}
+    seeds = [c for c in comparisons if c.group == "seed" and c.measure.key == "judge_full"]
+    ways = {key: direction(comparison) for key, comparison in main.items()}
     changes = {key: change(main[key], ways[key]) for key in main}
     return [
-        _effect(main["judge_full"], ways["judge_full"], seeds["judge_full"], len(comparisons)),
+        _effect(main["judge_full"], ways["judge_full"], seeds, len(comparisons)),
         _second_opinions(ways, changes),
-        _cost(change(sft, direction(sft, [])), changes, kl),
-        _warnings(reward_accuracy, weak_accuracy, selected_steps, [f for f in flags_found if f.raised]),
-        _not_shown([main[key].measure.name for key, way in ways.items() if way == 0]),
+        _cost(change(sft, direction(sft)), changes, kl),
+        _warnings(checks, reward_accuracy, weak_accuracy, selected_steps, flags_found),
+        _not_shown(main, ways),
     ]
 
 
 def _effect(main: Comparison, way: int, seeds: list[Comparison], tests: int) -> str:
     result = main.result
+    new_seeds = f", over new seeds {interval(*result.new_seeds)}" if result.new_seeds else ""
     measured = (
         f"the frozen judge's probability of positive for the full text differs from SFT's by "
-        f"{signed(result.mean)} (95% interval {interval(*main.interval)}, Holm-adjusted p "
+        f"{signed(result.mean)} (95% interval {interval(*main.interval)}{new_seeds}, Holm-adjusted p "
         f"{_equals(main.adjusted_p)}, {result.n} prefixes)"
     )
     if way:
-        lead = f"**PPO {'improved' if way > 0 else 'worsened'} judged sentiment**: {measured}"
+        scope = f" in these {len(seeds)} runs" if only_here(main) else ""
+        lead = f"**PPO {'improved' if way > 0 else 'worsened'} judged sentiment{scope}**: {measured}"
     else:
-        lead = (
-            f"**An effect of PPO on judged sentiment is not shown**: {measured}; "
-            f"{_why_not(main, seeds, tests)}"
-        )
+        lead = f"**An effect of PPO on judged sentiment is not shown**: {measured}; {_why_not(main, tests)}"
         if result.detectable > 0:
             lead += f", and with 80% power this design finds {number(result.detectable)} or more"
     return f"{lead}; {_alone(seeds)}."
 
 
-def _why_not(main: Comparison, seeds: list[Comparison], tests: int) -> str:
+def _why_not(main: Comparison, tests: int) -> str:
     low, high = _bounds(main)
     if low <= 0 <= high:
         return "the interval includes 0"
-    if not _same_sign(main, seeds):
+    if not _same_sign(main):
         return "the seeds disagree in sign"
     return f"the interval leaves out 0, but p is not below {ALPHA} after Holm over {tests} tests"
 
@@ -141,7 +144,7 @@ def _why_not(main: Comparison, seeds: list[Comparison], tests: int) -> str:
 def _alone(seeds: list[Comparison]) -> str:
     if not seeds:
         return "one PPO seed was run, so variation between training runs is not measured"
-    ways = [direction(seed, []) for seed in seeds]
+    ways = [direction(seed) for seed in seeds]
     return (
         f"taken alone, {ways.count(1)} of {len(ways)} seeds show a rise, {ways.count(-1)} a fall, "
         f"{ways.count(0)} neither"
@@ -172,9 +175,20 @@ def _cost(sft_nll: str, changes: dict[str, str], kl: float) -> str:
 
 
 def _warnings(
-    accuracy: float, weak_accuracy: float, selected_steps: dict[int, int], raised: list[Flag]
+    checks: list[Comparison],
+    accuracy: float,
+    weak_accuracy: float,
+    selected_steps: dict[int, int],
+    flags_found: list[Flag],
 ) -> str:
     found = []
+    failed = [check for check in checks if direction(check)]
+    if failed:
+        listed = ", ".join(f"{check.measure.name} {change(check, direction(check))}" for check in failed)
+        found.append(
+            f"the self-check fails: SFT differs from itself ({listed}), which chance does in at most one run "
+            "of twenty; until it is explained, no difference of this report can be relied on"
+        )
     if accuracy < weak_accuracy:
         found.append(
             f"the reward model is weak (accuracy {number(accuracy)}, below {number(weak_accuracy, 2)}), so "
@@ -186,18 +200,33 @@ def _warnings(
             f"validation selected step 0 for seed {', '.join(unmoved)}: no checkpoint beat SFT there, and "
             "that PPO policy is SFT itself"
         )
+    raised = [flag for flag in flags_found if flag.raised]
     if raised:
-        names = "; ".join(f"{flag.name}: {number(flag.value)}" for flag in raised)
-        found.append(f"over-optimisation flags raised (section 4): {names}")
+        names = "; ".join(f"{f.name}: {number(f.value)}, above {number(f.threshold, 2)}" for f in raised)
+        found.append(f"over-optimisation flags raised by the worst seed (section 4): {names}")
     return f"**Warnings**: {'; '.join(found) or 'no flag of section 4 is raised'}."
 
 
-def _not_shown(silent: list[str]) -> str:
-    listed = f"a difference between PPO and SFT in {', '.join(silent)}; and " if silent else ""
+def _not_shown(main: dict[str, Comparison], ways: dict[str, int]) -> str:
+    silent = [main[key].measure.name for key, way in ways.items() if way == 0]
+    listed = f"a difference between PPO and SFT in {', '.join(silent)}; " if silent else ""
+    here = [main[key].measure.name for key, way in ways.items() if way and only_here(main[key])]
+    if here:
+        listed += (
+            f"that other PPO seeds change {', '.join(here)} too (the intervals over new seeds cover 0); "
+        )
+    if listed:
+        listed += "and "
     return (
         f"**Not shown**: {listed}that people would prefer these texts, or that they are better reviews: "
         "reward model, judge and VADER are automatic measures of sentiment only."
     )
+
+
+def only_here(comparison: Comparison) -> bool:
+    """Tell whether the interval over new seeds covers 0: what is shown is shown of the seeds at hand."""
+    new_seeds = comparison.result.new_seeds
+    return new_seeds is not None and new_seeds.low <= 0 <= new_seeds.high
 
 
 def _equals(p: float) -> str:

@@ -1,12 +1,9 @@
 """Write reports/report.md with its figures, and the metrics that `dvc metrics diff` compares."""
 
 import dataclasses
-import platform
-from importlib import metadata
 
 import numpy as np
 import pandas as pd
-import torch
 
 from rlhf import (
     appendix,
@@ -14,16 +11,18 @@ from rlhf import (
     config,
     errors,
     figures,
+    levels,
+    published,
     record,
     reporting,
     stats,
+    tables,
     textmetrics,
+    trajectory,
     verdict,
 )
+from rlhf.environment import environment
 
-PACKAGES = (
-    "torch transformers peft datasets safetensors tokenizers bitsandbytes scipy numpy pandas matplotlib dvc"
-)
 WORST_ERRORS = 5
 
 
@@ -33,7 +32,9 @@ def main() -> None:
     policies = ["base", "sft", *(f"ppo-{seed}" for seed in seeds)]
 
     # 1. Read what the stages before have measured.
-    rows = comparisons.prepare(read_judged(), policies)
+    judged = comparisons.read_rows("artifacts/judged.csv")
+    again = ["sft-again"] if "sft-again" in set(judged["policy"]) else []
+    rows = comparisons.prepare(judged, policies)
     nll = {p: pd.DataFrame(record.read_jsonl(f"artifacts/val_nll/{p}.jsonl")) for p in policies}
     reward = record.read_json("reports/metrics/reward.json")
     judge = record.read_json("reports/metrics/judge_model.json")
@@ -45,14 +46,23 @@ def main() -> None:
 
     # 2. Numbers.
     resamples = params.report.resamples
-    values = comparisons.scores(rows, nll)
+    values = comparisons.scores(comparisons.prepare(judged, policies + again), nll)
     found = comparisons.compare(values, seeds, params.seed, resamples)
     checks = comparisons.self_check(values, params.seed, resamples)
-    table = comparisons.summarise(rows, nll, params.seed, resamples)
+    noise = comparisons.noise(values, seeds, params.seed, resamples)
+    table = levels.summarise(rows, nll, params.seed, resamples)
+    checked = comparisons.read_rows("artifacts/judged_validation.csv")
+    path = trajectory.along(checked, params.seed, resamples)
     curve = pd.DataFrame(stats.calibration_curve(reward_test["probability"], reward_test["label"]))
     flags = verdict.flags(table)
     sentences = verdict.sentences(
-        found, table.loc["ppo", "kl"], reward["accuracy"], params.reward.weak_accuracy, selected, flags
+        found,
+        checks,
+        table.loc["ppo", "kl"],
+        reward["accuracy"],
+        params.reward.weak_accuracy,
+        selected,
+        flags,
     )
 
     # 3. Figures, as one folder that appears whole.
@@ -61,7 +71,7 @@ def main() -> None:
         shown = table.loc[policies].rename(index=reporting.title_of)
         figures.policies(folder / "policies.png", shown)
         figures.differences(folder / "differences.png", comparisons.as_table(found))
-        figures.overoptimisation(folder / "overoptimisation.png", validation, selected, shown)
+        figures.overoptimisation(folder / "overoptimisation.png", path, selected, shown)
         figures.reward_model(folder / "reward_model.png", curve, confusion(reward))
         figures.training(
             folder / "training.png",
@@ -74,6 +84,9 @@ def main() -> None:
         figures.diagnostics(folder / "diagnostics.png", logs)
 
     # 4. Text and metrics.
+    described = environment(params.runtime.device, params.runtime.threads)
+    settings = dataclasses.asdict(params)
+    del settings["runtime"]["snapshot_seconds"]  # decides no output
     prefixes, samples = values["judge_full"]["sft"].shape
     sections = [
         reporting.opening(
@@ -85,10 +98,8 @@ def main() -> None:
         ),
         reporting.verdict(sentences),
         reporting.policies(table, prefixes, samples, len(nll["sft"])),
-        reporting.differences(
-            found, checks, comparisons.outcomes(rows, seeds), comparisons.noise_ratio(values, policies[2:])
-        ),
-        reporting.overoptimisation(flags, overused(rows), prefixes, samples),
+        tables.differences(found, checks, noise, comparisons.outcomes(rows, seeds), resamples),
+        reporting.overoptimisation(flags, path, overused(rows), prefixes, samples),
         appendix.reward_model(
             reward,
             stats.expected_calibration_error(reward_test["probability"], reward_test["label"]),
@@ -97,30 +108,20 @@ def main() -> None:
             worst(reward_test),
             comparisons.agreement(rows),
         ),
-        appendix.training(ppo, params.ppo.validation_prefixes),
+        appendix.training(ppo, params.ppo.steps, params.ppo.validation_prefixes),
         appendix.examples(rows, policies, params.report.examples),
         appendix.provenance(
             {p: record.read_json(f"data/manifests/{p}.json") for p in ("policy", "reviews", "judge")},
             record.read_json("data/split.json"),
-            dataclasses.asdict(params),
-            versions(params.runtime.threads),
-            len(seeds),
+            settings,
+            described,
         ),
+        published.section(settings, table, found, reward),
     ]
-    record.write_text("reports/report.md", "\n\n".join(sections) + "\n")
-    record.write_json("reports/metrics/report.json", comparisons.metrics(table, found))
+    record.write_text("reports/report.md", "\n\n".join(filter(None, sections)) + "\n")
+    record.write_json("reports/environment.json", described)
+    record.write_json("reports/metrics/report.json", levels.metrics(table, found))
     print("wrote reports/report.md")
-
-
-def read_judged() -> pd.DataFrame:
-    """Read the judged rows; texts stay as they are, whether empty, "NA" or with line ends inside."""
-    return pd.read_csv(
-        "artifacts/judged.csv",
-        keep_default_na=False,
-        na_values={"kl": [""], "reward": [""]},
-        dtype=dict.fromkeys(["policy", "id", "prefix", "continuation", "full_text"], str),
-        lineterminator="\n",
-    )
 
 
 def overused(rows: pd.DataFrame) -> dict[str, list[textmetrics.Phrase]]:
@@ -144,17 +145,6 @@ def worst(reward_test: pd.DataFrame) -> list[dict]:
     error = (reward_test["probability"] - reward_test["label"]).abs()
     order = error.sort_values(ascending=False, kind="stable").index[:WORST_ERRORS]
     return reward_test.loc[order].to_dict("records")
-
-
-def versions(threads: int) -> dict[str, str]:
-    """Return the versions and the CPU's instruction set that the report shows."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES.split():
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found | {"CPU instruction set": torch.backends.cpu.get_cpu_capability(), "threads": str(threads)}
 
 
 if __name__ == "__main__":

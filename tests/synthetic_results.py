@@ -21,20 +21,28 @@ def judged_rows(
     kl=1.2,
     length=0.0,
     repetition=0.0,
+    again=None,
     own_noise=0.03,
     texts=("a fine film", "a dull film", "what a pleasant story this was"),
 ):
-    """Rows as the judge stage writes them; `judge` shifts seeds one by one, the rest all seeds."""
+    """Rows as the judge stage writes them; `judge` shifts seeds one by one, the rest all seeds.
+
+    `again` adds SFT under other noise, and shifts its judge.
+    """
     generator = np.random.default_rng(7)
     noise = generator.normal(0, 0.05, (prefixes, samples))
+    policies = ["base", "sft", *(f"ppo-{s}" for s in seeds), *(["sft-again"] if again is not None else [])]
+    shift = dict(zip(policies[2:], judge, strict=False)) | {"sft-again": again}
     rows = []
-    for number, policy in enumerate(["base", "sft", *(f"ppo-{s}" for s in seeds)]):
+    for number, policy in enumerate(policies):
         on = policy.startswith("ppo-")
         own = generator.normal(0, own_noise, (prefixes, samples))
+        if policy == "sft-again":
+            noise = generator.normal(0, 0.05, (prefixes, samples))
         for i in range(prefixes):
             for k in range(samples):
                 shared = noise[i, k] + own[i, k]
-                probability = 0.45 + shared + (judge[number - 2] if on else 0)
+                probability = 0.45 + shared + shift.get(policy, 0)
                 text = texts[(i + k + number) % len(texts)]
                 rows.append(
                     {
@@ -54,6 +62,37 @@ def judged_rows(
                         "judge_continuation": float(np.clip(probability - 0.02, 0, 1)),
                         "vader_full": shared + vader * on,
                         "vader_continuation": own[i, k] + vader * on,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def validation_rows(seeds=(1, 2, 3), steps=(0, 12, 24), prefixes=16, reward=0.6, judge=0.3):
+    """Judged validation rows; reward and judge rise with the step, to `reward` and `judge` at the last."""
+    rows = []
+    for seed in seeds:
+        generator = np.random.default_rng([9, seed])
+        level = generator.normal(0, 0.2, prefixes)
+        for step in steps:
+            way = step / steps[-1]
+            for i, noise in enumerate(generator.normal(0, 0.03, (prefixes, 2))):
+                text = "a fine film" if i % 3 else "a dull , dull film"
+                rows.append(
+                    {
+                        "seed": seed,
+                        "step": step,
+                        "id": f"val-{i:03d}",
+                        "prefix": "the movie is",
+                        "continuation": text,
+                        "full_text": "the movie is " + text,
+                        "n_tokens": 20 + i % 4,
+                        "ended": i % 9 > 0,
+                        "empty": False,
+                        "repetition": 0.01 * (i % 2),
+                        "kl": 1.4 * way + seed / 20 * way,
+                        "reward": level[i] + way * reward + noise[0],
+                        "judge_full": float(np.clip(0.5 + level[i] + way * judge + noise[1], 0, 1)),
+                        "vader_full": level[i] + way * judge + noise[0],
                     }
                 )
     return pd.DataFrame(rows)
@@ -84,8 +123,12 @@ def write_inputs(root, seeds, samples, texts=("a fine film", "a dull film"), **s
     with (root / "params.yaml").open("w", encoding="utf-8") as file:
         yaml.dump(params, file)
     policies = ["base", "sft", *(f"ppo-{s}" for s in seeds)]
-    rows = judged_rows(seeds=seeds, samples=samples, texts=texts, judge=(0.2,) * len(seeds), **shifts)
+    rows = judged_rows(
+        seeds=seeds, samples=samples, texts=texts, judge=(0.2,) * len(seeds), **{"again": 0.0} | shifts
+    )
     record.write_csv(root / "artifacts/judged.csv", rows.to_dict("records"))
+    checks = validation_rows(seeds, steps=(0, 6, 12, 18, 24))
+    record.write_csv(root / "artifacts/judged_validation.csv", checks.to_dict("records"))
     for policy, frame in likelihoods(policies).items():
         record.write_jsonl(root / f"artifacts/val_nll/{policy}.jsonl", frame.to_dict("records"))
     write_models(root, texts)

@@ -20,12 +20,20 @@ RUN_FILE = yaml.load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 THIRD_PARTY = {
     "__init__": set(),
     "errors": set(),
+    "environment": {"torch"},
+    "checkpoint": {"torch", "safetensors"},
+    "strict": set(),
     "config": {"ruamel"},
     "record": set(),
     "randomness": {"numpy"},
     "data": set(),
     "textmetrics": set(),
+    "resampling": {"numpy", "scipy"},
     "stats": {"numpy", "scipy"},
+    "levels": {"numpy", "pandas"},
+    "trajectory": {"pandas"},
+    "published": {"pandas"},
+    "tables": set(),
     "ops": {"torch"},
     "batching": {"torch"},
     "figures": {"matplotlib", "numpy", "pandas"},
@@ -40,19 +48,29 @@ THIRD_PARTY = {
     "scoring": {"torch", "peft"},
     "rollout": {"torch", "peft", "numpy"},
     "update": {"torch", "peft"},
-    "judging": {"torch", "transformers", "vaderSentiment"},
+    "judging": {"torch", "transformers", "vaderSentiment", "safetensors"},
     "comparisons": {"numpy", "pandas"},
     "verdict": {"pandas"},
     "reporting": {"pandas"},
     "appendix": {"pandas", "numpy"},
 }
 LAYERS = (
-    {"__init__", "errors", "randomness", "stats", "ops", "batching", "textmetrics", "markdown"},
-    {"config", "record", "data", "objectives", "optim", "figures", "tokenizer", "comparisons"},
-    {"gguf", "models", "judging", "verdict"},
-    {"sources", "sampling", "scoring", "reporting"},
-    {"rollout", "appendix"},
-    {"update"},
+    {
+        "__init__",
+        "errors",
+        "randomness",
+        "strict",
+        "resampling",
+        "ops",
+        "batching",
+        "textmetrics",
+        "markdown",
+    },
+    {"config", "record", "environment", "data", "objectives", "optim", "stats", "figures", "tokenizer"},
+    {"gguf", "models", "checkpoint", "comparisons", "trajectory"},
+    {"sources", "sampling", "scoring", "judging", "levels", "verdict", "published"},
+    {"rollout", "reporting", "tables"},
+    {"update", "appendix"},
 )
 
 
@@ -122,6 +140,30 @@ def test_ppo_declares_each_of_its_keys_but_the_seeds():
     declared = {key.removeprefix("ppo.") for key in RUN_FILE["ppo"]["params"] if key.startswith("ppo.")}
     every = set(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))["ppo"])
     assert declared == every - {"seeds"} == keys_read(ROOT / "stages/ppo.py", "ppo")
+
+
+@pytest.mark.parametrize(
+    "name", ["sft", "reward", "ppo", "sample", "sample-again", "sample-ppo", "judge-model"]
+)
+def test_a_snapshot_s_key_covers_every_declared_input(name):
+    """Code is covered by what `inputs_key` itself finds loaded."""
+    source = script_of(RUN_FILE[name]["cmd"]).read_text(encoding="utf-8")
+    (key,) = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "inputs_key"
+    ]
+    values, files = (ast.unparse(argument) for argument in key.args)
+    for dep in RUN_FILE[name]["deps"]:
+        assert (
+            dep.endswith(".py")
+            or repr(dep) in files
+            or (dep.startswith("artifacts/ppo/") and "*trained" in files)
+        )
+    for parameter in RUN_FILE[name]["params"]:
+        section = parameter.partition(".")[0]
+        named = f"params.{parameter}" if section == "runtime" else section
+        assert re.search(rf"\b{re.escape(named)}\b", values), parameter
 
 
 def test_the_lock_holds_exactly_what_the_run_file_declares():

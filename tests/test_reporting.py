@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from synthetic_results import judged_rows, likelihoods, write_inputs
 
-from rlhf import appendix, comparisons, errors, record
+from rlhf import appendix, comparisons, errors, levels, record, tables
 from rlhf import markdown as md
 from stages import report
 
@@ -34,13 +34,85 @@ def test_the_table_of_policies_by_hand():
     rows["ended"] = [True, False, True, True, True, True]
     policies = ["base", "sft", "ppo-1"]
     nll = {p: pd.DataFrame({"id": ["a", "b"], "nll": [4.0, 5.0], "tokens": [1, 2]}) for p in policies}
-    table = comparisons.summarise(comparisons.prepare(rows, policies), nll, 42, 100)
+    table = levels.summarise(comparisons.prepare(rows, policies), nll, 42, 100)
     assert table["positive_rate"].tolist() == [0.5, 0.5, 0.5, 0.5]  # empty is never positive, 0.5 is
     assert table.loc["base", "limit_rate"] == 0.5 and table.loc["sft", "empty_rate"] == 0.5
     assert table.loc["base", "nll_per_token"] == 3.0
     assert table.loc["ppo", "perplexity"] == pytest.approx(np.exp(3.0))
     low, high = table.loc["base", ["positive_rate_low", "positive_rate_high"]]
     assert (low, high) == pytest.approx((0.01258, 0.98742), abs=1e-5)  # Clopper-Pearson, 1 of 2
+    # Of two prefixes 0.6 and 0.4 every resample mean is 0.4, 0.5 or 0.6, a quarter of them at each end.
+    assert table.loc["base", ["judge_full_low", "judge_full_high"]].tolist() == pytest.approx([0.4, 0.6])
+
+
+def test_the_likelihood_of_reviews_is_per_token_of_all_and_linearised():
+    # R = (4 + 5) / (1 + 2) = 3; the values are 3 + (4 - 3) / 1.5 and 3 + (5 - 6) / 1.5.
+    by_hand = comparisons.likelihood_per_token(pd.DataFrame({"nll": [4.0, 5.0], "tokens": [1, 2]}))
+    assert by_hand == pytest.approx([3 + 2 / 3, 3 - 2 / 3], abs=1e-12)
+    likelihood = likelihoods(["sft"], rows=400)["sft"]
+    values = comparisons.likelihood_per_token(likelihood)
+    rng = np.random.default_rng(0)
+    drawn = likelihood.to_numpy()[rng.integers(400, size=(4000, 400))][:, :, 1:].astype(float).sum(1)
+    ratios = drawn[:, 0] / drawn[:, 1]  # the second route: numerator and denominator resampled together
+    assert values.std() / 20 == pytest.approx(ratios.std(), rel=0.05)
+
+
+def test_policies_with_other_reviews_are_refused():
+    rows = comparisons.prepare(judged_rows(seeds=(1,), prefixes=3), ["base", "sft", "ppo-1"])
+    nll = likelihoods(["base", "sft", "ppo-1"])
+    nll["ppo-1"] = nll["ppo-1"].assign(tokens=nll["ppo-1"]["tokens"] + 1)
+    with pytest.raises(errors.UserError, match="validation NLL of ppo-1"):
+        comparisons.scores(rows, nll)
+
+
+def checked(again=0.0, **shifts):
+    """Self-check and noise of synthetic rows."""
+    judged = judged_rows(again=again, **shifts)
+    policies = list(dict.fromkeys(judged["policy"]))
+    nll = likelihoods([name for name in policies if name != "sft-again"])
+    values = comparisons.scores(comparisons.prepare(judged, policies), nll)
+    seeds = tuple(int(name[4:]) for name in policies if name.startswith("ppo-"))
+    return comparisons.self_check(values, 42, 500), comparisons.noise(values, seeds, 42, 500)
+
+
+def test_sft_against_itself_is_a_family_of_its_own_over_every_measure_of_the_texts():
+    checks, noise = checked(prefixes=60)
+    assert [c.measure.key for c in checks] == [m.key for m in comparisons.MEASURES if m.key != "nll"]
+    assert all(c.adjusted_p == 1.0 or c.adjusted_p >= c.result.p_value for c in checks)
+    text = tables._self_check(checks)
+    assert "no difference is shown, as it must be" in text and "these 7 tests" in text
+    failed = tables._self_check(checked(prefixes=60, again=0.2)[0])
+    assert "**it fails**: a difference is shown in Judge, full text, Judge, continuation." in failed
+    # Shared noise 0.05, own noise 0.03: (2 x 0.05^2 + 2 x 0.03^2) / (2 x 0.03^2) = 3.8 for the judge.
+    assert noise[0].ratio.interval.low < 3.8 < noise[0].ratio.interval.high
+    assert [n.measure for n in noise] == [c.measure for c in checks]
+
+
+def test_without_a_second_sample_of_sft_one_sentence_says_so():
+    checks, noise = checked(again=None)
+    assert checks == [] and noise == []
+    assert tables._self_check([]).startswith("No self-check: SFT was not sampled a second time")
+
+
+def test_noise_that_is_not_shared_brings_nothing_and_no_variance_no_number():
+    alike, policies_are_one = checked(prefixes=200, own_noise=0.5)[1], checked(own_noise=0.0)[1]
+    repetition = alike[-1]  # the noise of repetition is each policy's own
+    assert repetition.ratio.interval.low < 1 < repetition.ratio.interval.high
+    assert policies_are_one[0].ratio is None
+    assert "| Judge, full text | – | – |" in tables._noise_table(policies_are_one)
+
+
+def test_the_metrics_are_flat_ordered_and_say_their_unit():
+    policies = ["base", "sft", "ppo-1"]
+    rows, nll = comparisons.prepare(judged_rows(seeds=(1,)), policies), likelihoods(policies)
+    found = comparisons.compare(comparisons.scores(rows, nll), (1,), 42, 200)
+    metrics = levels.metrics(levels.summarise(rows, nll, 42, 200), found)
+    assert list(metrics)[:3] == ["positive_rate_base", "positive_rate_sft", "positive_rate_ppo"]
+    units = ("rate", "nll_per_token", "tokens", "share", "probability", "compound", "score", "nats")
+    assert all(any(unit in name for unit in units) for name in metrics)
+    assert metrics["nll_per_token_ppo_minus_sft"] == pytest.approx(
+        metrics["nll_per_token_ppo"] - metrics["nll_per_token_sft"], abs=1e-12
+    )
 
 
 def test_rows_that_cannot_be_paired_are_refused():
@@ -117,9 +189,9 @@ def tables_of(text):
             yield lines[i - 1 : end]
 
 
-@pytest.mark.parametrize(("seeds", "samples"), [((42, 43), 2), ((42,), 1)])
-def test_the_whole_report(tmp_path, monkeypatch, seeds, samples):
-    write_inputs(tmp_path, seeds, samples, texts=HOSTILE)
+@pytest.mark.parametrize(("seeds", "samples", "again"), [((42, 43), 2, 0.0), ((42,), 1, None)])
+def test_the_whole_report(tmp_path, monkeypatch, seeds, samples, again):
+    write_inputs(tmp_path, seeds, samples, texts=HOSTILE, again=again)
     monkeypatch.chdir(tmp_path)
     report.main()
     text = Path("reports/report.md").read_text(encoding="utf-8")
@@ -141,14 +213,19 @@ def test_the_whole_report(tmp_path, monkeypatch, seeds, samples):
     assert len(re.findall(r"\*Figure \d\. .*\bn = ", text)) == 7
     metrics = record.read_json("reports/metrics/report.json")
     assert all(isinstance(value, float) for value in metrics.values()) and len(metrics) < 40
-    assert metrics["judge_ppo_minus_sft_low"] < metrics["judge_ppo_minus_sft"]
+    assert metrics["judge_probability_ppo_minus_sft_low"] < metrics["judge_probability_ppo_minus_sft"]
+    assert ("**Self-check**" in text) == ("**Common random numbers**" in text) == (again is not None)
+    assert "published figures" not in text
+    described = record.read_json("reports/environment.json")
+    assert all(f"| {md.escape(name)} | {md.escape(value)} |" in text for name, value in described.items())
+    assert "snapshot_seconds" not in text
 
 
 def test_texts_are_read_as_they_were_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = judged_rows(seeds=(1,), prefixes=9, samples=1, texts=HOSTILE)
     record.write_csv("artifacts/judged.csv", rows.to_dict("records"))
-    pd.testing.assert_frame_equal(report.read_judged(), rows)
+    pd.testing.assert_frame_equal(comparisons.read_rows("artifacts/judged.csv"), rows)
 
 
 def test_two_runs_give_the_same_bytes(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every statistic by hand, by a second route, under invariances, at its edges, calibrated by simulation."""
+"""Every statistic by hand, by a second route, under invariances, at its edges."""
 
 import itertools
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rlhf import stats
+from rlhf import resampling, stats
 
 
 def generator(seed=0):
@@ -127,11 +127,15 @@ def test_hierarchical_difference_by_hand():
     assert found.between_seed_sd == pytest.approx(3 / math.sqrt(2), abs=1e-12)
     assert found.effect_size == pytest.approx(3.5 * math.sqrt(2), abs=1e-12)
     assert found.detectable == pytest.approx(1.4007926, abs=5e-8)
+    # New seeds: variance 4.5 of 2 seed means and 0.5 of 2 prefix means, t_1 = 12.7062047 for both:
+    # 12.7062047 sqrt(4.5 / 2 + 0.5 / 2) = 20.0902737.
+    assert found.seed_means == (2.0, 5.0)
+    assert found.new_seeds == pytest.approx((3.5 - 20.0902737, 3.5 + 20.0902737), abs=5e-7)
     only = stats.hierarchical_difference(treatment, control, generator(), 1).percentile
     assert only.low == only.high
 
 
-@pytest.mark.parametrize("batch", [stats.BATCH, 8000])
+@pytest.mark.parametrize("batch", [resampling.BATCH, 8000])
 def test_hierarchical_interval_equals_the_enumerated_bootstrap(batch, monkeypatch):
     d = np.array([[[0, 32], [1, 40]], [[2, 50], [4, 64]]])
     slots = list(itertools.product([0, 1], repeat=2))
@@ -140,7 +144,7 @@ def test_hierarchical_interval_equals_the_enumerated_bootstrap(batch, monkeypatc
         for prefixes in slots for seeds in slots for samples in itertools.product(slots, repeat=2)
     ]  # fmt: skip
     control = generator(2).normal(size=(2, 2))
-    monkeypatch.setattr(stats, "BATCH", batch)
+    monkeypatch.setattr(resampling, "BATCH", batch)
     found = stats.hierarchical_difference(control + d, control, generator(), 200_001)
     assert found.percentile == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=1e-9)
 
@@ -149,7 +153,8 @@ def test_one_seed_and_one_sample_is_the_paired_difference():
     treatment, control = generator(7).normal(size=(2, 12))
     nested = stats.hierarchical_difference(treatment[None, :, None], control[:, None], generator(), 5000)
     paired = stats.paired_difference(treatment, control, generator(), 5000)
-    assert nested.between_seed_sd is None
+    assert nested.between_seed_sd is None and nested.new_seeds is None
+    assert nested.seed_means == pytest.approx((nested.mean,), abs=1e-12)
     for field in ("n", "mean", "p_value", "effect_size", "detectable", "n_needed"):
         assert getattr(nested, field) == getattr(paired, field)
     json.dumps(nested, allow_nan=False)
@@ -163,6 +168,29 @@ def test_hierarchical_memory_is_bounded():
     tracemalloc.stop()
     assert found.percentile == (1.0, 1.0)
     assert peak < 50e6
+
+
+def test_variance_ratio_by_hand():
+    # treatment - paired: (1, 3) and (0, 2), variance 1 each; - independent: (0, 4) and (2, 8), 4 and 9.
+    treatment = np.array([[11.0, 23.0], [10.0, 22.0]])
+    independent = np.array([[11.0, 19.0], [8.0, 14.0]])
+    assert stats.variance_ratio(treatment[:1], [10, 20], independent[0], generator()).value == 4.0
+    assert stats.variance_ratio(treatment[1:], [10, 20], independent[1], generator()).value == 9.0
+    both = stats.variance_ratio([[11.0, 23.0], [10.0, 26.0]], [10, 20], [11, 19], generator())
+    assert both.value == (2**2 + 4**2) / (1**2 + 3**2)  # (0, 4), (-1, 7) over (1, 3), (0, 6)
+    assert stats.variance_ratio(treatment, [10, 20], [10, 20], generator()) == (1.0, (1.0, 1.0))
+    assert stats.variance_ratio([[0.3, 0.4]], [0.1, 0.2], [0.5, 0.1], generator()) is None
+
+
+def test_variance_ratio_equals_the_enumerated_bootstrap():
+    # Normal differences of sd 3 and 1 over 3 prefixes, all 27 resamples; those of one prefix alone have none.
+    above, below = generator(9).normal(0, [[3.0], [1.0]], (2, 3))
+    drawn = [list(places) for places in itertools.product(range(3), repeat=3) if len(set(places)) > 1]
+    ratios = [above[places].var() / below[places].var() for places in drawn]
+    control = below - above
+    found = stats.variance_ratio(below[None], np.zeros(3), control, generator(), 100_000)
+    assert found.value == pytest.approx(above.var() / below.var(), rel=1e-9)
+    assert found.interval == pytest.approx(np.quantile(ratios, [0.025, 0.975]), rel=1e-9)
 
 
 def test_interquartile_mean_by_hand():
@@ -242,6 +270,7 @@ def test_calibration_by_hand():
     (lambda: stats.paired_difference([1, 2], [2, 3], generator(), 0), "2 values and 0 resamples"),
     (lambda: stats.hierarchical_difference(np.ones((2, 3, 4)), np.ones((3, 5)), generator()), "shapes"),
     (lambda: stats.hierarchical_difference(np.ones((2, 1, 4)), np.ones((1, 4)), generator()), "1 values"),
+    (lambda: stats.variance_ratio(np.ones((2, 3)), [1, 2, 3], [1, 2], generator()), "shapes"),
     (lambda: stats.mean_interval([], generator()), "x: 1 non-empty"),
     (lambda: stats.interquartile_mean([1, float("inf")]), "x: finite"),
     (lambda: stats.clopper_pearson(4, 3), "successes 4 of n 3"),
@@ -256,45 +285,3 @@ def test_calibration_by_hand():
 def test_errors_say_what_is_wrong(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(("differences", "mean"), [
-    (lambda rng, n: rng.beta(0.6, 0.3, n) - rng.beta(0.4, 0.4, n), 1 / 6),  # of probabilities near 0 and 1
-    (lambda rng, n: rng.beta(0.5, 2, n), 1 / 5),  # skewness 1.25
-])  # fmt: skip
-@pytest.mark.parametrize("n", [40, 256])
-def test_bca_intervals_cover_the_mean(differences, mean, n):
-    rng, hits = generator(1), 0
-    for _ in range(2000):
-        # The interval of paired_difference (see above) without the price of its p-value.
-        low, high = stats.mean_interval(differences(rng, n), rng, 1000)
-        hits += low <= mean <= high
-    assert 0.935 <= hits / 2000 <= 0.965
-
-
-@pytest.mark.parametrize(("n", "resamples", "steps"), [(8, 256, 128), (40, 499, 500)])
-def test_p_value_errs_at_its_level(n, resamples, steps):
-    # Under exchange the p-value is uniform on 1/steps, 2/steps, ... 1.
-    rng, p_values = generator(3), np.empty(2000)
-    for i in range(2000):
-        treatment, control = rng.beta(0.4, 0.4, (2, n))
-        p_values[i] = stats.paired_difference(treatment, control, rng, resamples).p_value
-    for level in (0.05, 0.2):
-        expected = math.floor(level * steps) / steps
-        assert abs(np.mean(p_values <= level) - expected) < 3 * math.sqrt(expected * (1 - expected) / 2000)
-
-
-@pytest.mark.parametrize(("between_seeds", "experiments", "low", "high"), [
-    (0.02, 2000, 0.935, 0.965),
-    (0.2, 1000, 0.81, 0.88),  # 3 seeds cannot tell: the limit that the docstring owns to
-])  # fmt: skip
-def test_hierarchical_interval_covers_the_mean_over_new_seeds(between_seeds, experiments, low, high):
-    rng, hits = generator(1), 0
-    for _ in range(experiments):
-        of_seed, of_prefix = rng.normal(0.1, between_seeds, (3, 1, 1)), rng.normal(0, 0.3, (1, 40, 1))
-        of_both, noise = rng.normal(0, 0.1, (3, 40, 1)), rng.normal(0, 0.2, (3, 40, 4))
-        treatment = of_seed + of_prefix + of_both + noise
-        control = rng.normal(0, 0.2, (40, 4))
-        interval = stats.hierarchical_difference(treatment, control, rng, 400).percentile
-        hits += interval.low <= 0.1 <= interval.high
-    assert low <= hits / experiments <= high

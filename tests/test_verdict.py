@@ -4,25 +4,27 @@ import re
 
 from synthetic_results import judged_rows, likelihoods
 
-from rlhf import comparisons, verdict
+from rlhf import comparisons, levels, verdict
 
 
-def study(accuracy=0.87, selected=24, rise=0.0, seeds=(1, 2, 3), **shifts):
+def study(accuracy=0.87, selected=24, rise=0.0, seeds=(1, 2, 3), again=0.0, **shifts):
     """The verdict's sentences on synthetic rows."""
     policies = ["base", "sft", *(f"ppo-{s}" for s in seeds)]
-    rows = comparisons.prepare(judged_rows(seeds=seeds, **shifts), policies)
-    nll = likelihoods(policies, rise)
-    found = comparisons.compare(comparisons.scores(rows, nll), seeds, 42, 2000)
-    table = comparisons.summarise(rows, nll, 42, 200)
-    return verdict.sentences(
-        found, table.loc["ppo", "kl"], accuracy, 0.7, dict.fromkeys(seeds, selected), verdict.flags(table)
-    )
+    judged = judged_rows(seeds=seeds, again=again, **shifts)
+    rows, nll = comparisons.prepare(judged, policies), likelihoods(policies, rise)
+    again = [name for name in ("sft-again",) if name in set(judged["policy"])]
+    values = comparisons.scores(comparisons.prepare(judged, policies + again), nll)
+    found, checks = comparisons.compare(values, seeds, 42, 2000), comparisons.self_check(values, 42, 2000)
+    table = levels.summarise(rows, nll, 42, 200)
+    steps = dict.fromkeys(seeds, selected)
+    kl, flags = table.loc["ppo", "kl"], verdict.flags(table)
+    return verdict.sentences(found, checks, kl, accuracy, 0.7, steps, flags)
 
 
 def test_a_clear_gain_is_called_an_improvement_with_its_size_and_interval():
     effect, second, cost, warnings, missing = study()
     assert effect.startswith("**PPO improved judged sentiment**")
-    assert re.search(r"by \+0\.\d{3} \(95% interval \[0\.1\d\d, 0\.2\d\d\], Holm-adjusted p", effect)
+    assert re.search(r"by \+0\.\d{3} \(95% interval \[0\.1\d\d, 0\.2\d\d\], over new seeds \[", effect)
     assert "3 of 3 seeds show a rise, 0 a fall, 0 neither" in effect
     assert "agrees (full text: rose by 0.4" in second
     assert "from base to SFT: fell by 1.09" in cost
@@ -103,6 +105,28 @@ def test_an_interval_that_leaves_out_zero_is_not_enough_without_the_adjusted_p()
     values = comparisons.scores(rows, likelihoods(policies))
     found = comparisons.compare(values, (1,), 42, 2000)
     main = next(c for c in found if c.group == "pooled" and c.measure.key == "judge_full")
-    assert verdict.direction(main, []) == 1
-    assert verdict.direction(main._replace(adjusted_p=0.05), []) == 0
-    assert verdict.direction(main._replace(bca=comparisons.Interval(-0.01, 0.4)), []) == 0
+    assert verdict.direction(main) == 1
+    assert verdict.direction(main._replace(adjusted_p=0.05)) == 0
+    assert verdict.direction(main._replace(bca=comparisons.Interval(-0.01, 0.4))) == 0
+    assert verdict.direction(main._replace(percentile=comparisons.Interval(-0.01, 0.4))) == 0
+
+
+def test_what_the_seeds_at_hand_show_is_not_said_of_other_seeds():
+    alike = study(judge=(0.2, 0.21, 0.19))
+    assert re.search(r"interval \[0\.\d+, 0\.\d+\], over new seeds \[0\.1\d+, 0\.2\d+\]", alike[0])
+    assert "other PPO seeds" not in alike[-1]
+    apart = study(judge=(0.05, 0.1, 0.5))
+    assert "**PPO improved judged sentiment in these 3 runs**" in apart[0]
+    assert "over new seeds [-0." in apart[0] and "in these" not in alike[0]
+    assert "that other PPO seeds change Judge, full text, Judge, continuation too" in apart[-1]
+    assert "over new seeds" not in study(seeds=(5,), judge=(0.2,))[0]
+
+
+def test_a_self_check_that_shows_a_difference_is_a_warning_before_all_others():
+    warnings = study(again=0.2, accuracy=0.6)[3]
+    assert warnings.startswith(
+        "**Warnings**: the self-check fails: SFT differs from itself (Judge, full text"
+    )
+    assert "no difference of this report can be relied on; the reward model is weak" in warnings
+    for passing in (study(), study(again=None)):
+        assert "self-check" not in passing[3]

@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro test lint
+.PHONY: repro test lint verify mutants compare report-html
 
 repro: .venv/installed.txt
 	dvc repro
@@ -15,6 +15,18 @@ test: .venv/installed.txt
 lint: .venv/installed.txt
 	ruff check .
 	ruff format --check .
+
+verify: .venv/installed.txt
+	python -m tools.verify $(STAGES)
+
+mutants: .venv/installed.txt
+	python tests/mutants.py
+
+compare: .venv/installed.txt
+	python -m tools.compare $(EXPS)
+
+report-html: .venv/installed.txt
+	python -m tools.report_html
 
 .venv/installed.txt: constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed" >&2; exit 1; }

@@ -1,0 +1,210 @@
+"""The stages that train or sample, run here on a tiny model: what they descend, start from and keep."""
+
+import csv
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from architecture import ROOT
+from ruamel.yaml import YAML
+from tiny import CPU, EOS, perturb, plain_forward, random_texts, write_policy_folder
+from toy import set_params, toy_params
+
+from rlhf import models
+from rlhf.config import load
+from rlhf.models import Lora, new_head
+from rlhf.objectives import label_loss, token_rewards
+from rlhf.randomness import epoch_order, stream
+from rlhf.record import read_json, read_jsonl, write_json, write_jsonl
+from rlhf.scoring import reward_logits
+from rlhf.update import minibatch_backward
+
+yaml = YAML(typ="safe", pure=True)
+SIZES = {"sft": 8, "rm": 12, "ppo": 8, "val": 6, "rm_test": 6, "test": 5}
+STILL = 1e-30  # a learning rate that moves nothing: it is rounded away beside every parameter
+
+
+def model_with(*names: str):
+    """The tiny base under fresh adapters of the shape that params.yaml gives."""
+    base = models.load_base(Path("policy"), "float32", "none", CPU)
+    return models.add_adapters(base, Lora(**vars(load().model.lora)), list(names), load().seed)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current folder: a tiny base, perturbed SFT and reward adapters, random rows of many lengths."""
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    for name in ("reviews.csv", "constraints.txt"):
+        Path(name).touch()
+    params = toy_params(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8")), tmp_path)
+    params["split"]["sizes"] = SIZES
+    params["runtime"]["snapshot_seconds"] = 1e9
+    yaml.dump(params, Path("params.yaml"))
+    write_policy_folder(Path("policy"))
+    write_json("data/manifests/policy.json", {"source": {"name": "tiny", "revision": None}})
+    for part, size in SIZES.items():
+        texts = random_texts([4 + 3 * i % 8 for i in range(size)], seed=len(part))
+        rows = [{"id": f"{part}-{i}", "label": i % 2, "token_ids": text} for i, text in enumerate(texts)]
+        write_jsonl(f"data/split/{part}.jsonl", [{"text": "", **row} for row in rows])
+    model = model_with("sft", "reward")
+    for name in ("sft", "reward"):
+        perturb(model, name)
+        models.save_adapter(model, name, Path("artifacts", name), "tiny")
+    models.save_head(new_head(32, 3, CPU), Path("artifacts/reward/head.safetensors"))
+    yield tmp_path
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    """Run a stage, given as on the command line, after changing parameters by their dotted keys."""
+
+    def run_stage(command: str, changes: dict[str, object]) -> None:
+        set_params(folder, changes)
+        stage = import_module(f"stages.{command.split()[0]}")
+        monkeypatch.setattr(stage, "locate", lambda manifest: folder / "policy")
+        monkeypatch.setattr(sys, "argv", command.split())
+        stage.main()
+
+    return run_stage
+
+
+def table(path: str) -> list[dict[str, float]]:
+    with Path(path).open(encoding="utf-8") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def first_batch(part: str, stage: str) -> list[dict]:
+    rows = read_jsonl(f"data/split/{part}.jsonl")
+    return [rows[i] for i in epoch_order(load().seed, stage, len(rows), 0, 4)]
+
+
+def first_steps(run, stage: str) -> list[dict[str, float]]:
+    """The logs of one step, with each row alone in its micro-batch and with all rows together."""
+    found = []
+    for max_tokens in (1, 1000):
+        changes = {f"{stage}.steps": 1, f"{stage}.batch_size": 4}
+        run(stage, {"model.micro_batch_tokens": max_tokens, **changes})
+        found += table(f"reports/plots/{stage}.csv")
+    return found
+
+
+def test_sft_descends_the_mean_over_sequences_whatever_the_micro_batches(run):
+    alone, together = first_steps(run, "sft")
+    model, losses = model_with("sft"), []
+    for row in first_batch("sft", "sft"):
+        text = [*row["token_ids"], EOS]
+        log_p = plain_forward(model, text)[0][:-1].log_softmax(-1)
+        losses.append(-log_p[range(len(text) - 1), text[1:]].mean().item())
+    assert together["loss"] == pytest.approx(sum(losses) / 4, abs=1e-5)  # float32
+    assert alone == pytest.approx(together, rel=1e-5)
+
+
+def test_reward_descends_the_mean_over_rows_whatever_the_micro_batches(run):
+    alone, together = first_steps(run, "reward")
+    model, head, losses = model_with("reward"), new_head(32, load().seed, CPU), []
+    for row in first_batch("rm", "reward"):
+        logit = head(plain_forward(model, [*row["token_ids"], EOS])[1][-1])
+        losses.append(label_loss(logit, torch.tensor([row["label"]])).item())
+    assert together["bce"] == pytest.approx(sum(losses) / 4, abs=1e-5)
+    assert alone == pytest.approx(together, rel=1e-5)
+
+
+def test_the_reward_model_with_the_lowest_validation_loss_is_kept(run):
+    changes = {"reward.steps": 8, "reward.batch_size": 4, "reward.lr": 0.05, "reward.validate_every": 1}
+    run("reward", changes)
+    best = min(table("reports/plots/reward_validation.csv"), key=lambda row: row["bce"])
+    assert read_json("reports/metrics/reward.json")["selected_step"] == best["step"]
+    assert 1 < best["step"] < 8, "choose another learning rate"
+    model, rows = model_with("reward"), read_jsonl("data/split/val.jsonl")
+    models.load_adapter(model, "reward", "artifacts/reward")
+    head = models.load_head("artifacts/reward/head.safetensors", CPU)
+    with torch.no_grad():
+        logits = reward_logits(model, head, [row["token_ids"] for row in rows], EOS, 1024)
+    losses = label_loss(logits, torch.tensor([row["label"] for row in rows]))
+    assert losses.mean().item() == pytest.approx(best["bce"], abs=1e-6)
+
+
+def test_ppo_starts_as_the_sft_policy(run):
+    run("ppo --seed 1", {"ppo.steps": 1})
+    assert table("reports/plots/ppo_validation/1.csv")[0]["kl"] == 0
+    assert table("reports/plots/ppo/1.csv")[0]["kl"] == 0
+
+
+def test_returns_are_raw_and_advantages_whitened(run, monkeypatch):
+    """Before the first update KL and values are 0: the return is the score, discounted from the end."""
+    seen = []
+
+    def watched(model, head, rollout, advantages, returns, *rest, **settings):
+        seen.append((rollout, advantages, returns))
+        return minibatch_backward(model, head, rollout, advantages, returns, *rest, **settings)
+
+    monkeypatch.setattr("stages.ppo.minibatch_backward", watched)
+    changes = {"ppo.steps": 1, "ppo.gamma": 0.9, "ppo.lam": 0.8}
+    run("ppo --seed 1", {"generation.response_tokens": 60, **changes})
+    rollout, advantages, returns = seen[0]
+    mask = rollout.response_mask
+    assert not mask.all(), "choose another seed"
+    tokens_left = mask.sum(1, keepdim=True) - 1 - torch.arange(mask.shape[1])
+    expected = torch.where(mask, rollout.scores[:, None] * (0.9 * 0.8) ** tokens_left, 0.0)
+    torch.testing.assert_close(returns, expected, rtol=1e-6, atol=1e-7)
+    assert advantages[mask].mean().item() == pytest.approx(0, abs=1e-6)
+    assert advantages[mask].std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_rewards_use_the_kl_coefficient_that_the_controller_sets(run, monkeypatch):
+    """The first batch has a KL of 0, the second one far above the target: down, then up again."""
+    used = []
+    monkeypatch.setattr("stages.ppo.token_rewards", lambda *x: used.append(x[-1]) or token_rewards(*x))
+    changes = {"ppo.kl_controller": "stepwise", "ppo.kl_beta": 0.5, "ppo.kl_target": 1e-6}
+    run("ppo --seed 1", {"ppo.steps": 3, "ppo.lr": 0.02, **changes})
+    assert used == pytest.approx([0.5, 0.5 / 1.2, 0.5], rel=1e-15)
+    assert [row["kl_beta"] for row in table("reports/plots/ppo/1.csv")] == used
+
+
+def test_the_policy_with_the_highest_validation_reward_is_kept(run):
+    """A run that ends at the selected step ends with the selected policy."""
+    run("ppo --seed 1", {"ppo.steps": 4, "ppo.validate_every": 1, "ppo.lr": 0.02})
+    best = max(table("reports/plots/ppo_validation/1.csv"), key=lambda row: row["reward"])
+    assert read_json("reports/metrics/ppo/1.json")["selected_step"] == best["step"]
+    assert 0 < best["step"] < 4, "choose another learning rate"
+    names = ("adapter_model.safetensors", "value_head.safetensors")
+    kept = [Path("artifacts/ppo/1", name).read_bytes() for name in names]
+    run("ppo --seed 1", {"ppo.steps": int(best["step"])})
+    assert [Path("artifacts/ppo/1/last", name).read_bytes() for name in names] == kept
+
+
+def test_a_policy_that_stands_still_validates_alike_at_every_step_and_for_every_seed(run):
+    found = []
+    for seed in (1, 2):
+        run(f"ppo --seed {seed}", {"ppo.steps": 2, "ppo.validate_every": 1, "ppo.lr": STILL})
+        found += table(f"reports/plots/ppo_validation/{seed}.csv")
+    assert [row.pop("step") for row in found] == [0, 1, 2] * 2
+    assert all(row == found[0] for row in found)
+
+
+def test_no_step_of_ppo_draws_the_noise_of_another(run, monkeypatch):
+    keys = []
+    monkeypatch.setattr("stages.ppo.stream", lambda *key: keys.append(key) or stream(*key))
+    run("ppo --seed 1", {"ppo.steps": 3, "ppo.batch_size": 4, "ppo.epochs": 2})
+    training = [key for key in keys if "validation" not in key]
+    assert len(training) == len(set(training)) == 3 * (4 + 2)  # a stream for each row and each epoch
+
+
+def test_a_ppo_policy_equal_to_sft_samples_as_sft_does(run):
+    """The noise is named by prefix and sample, and the KL is to SFT."""
+    shutil.copytree("artifacts/sft", "artifacts/ppo/1")
+    found = []
+    for policy in ("sft", "ppo-1"):
+        run(f"sample --policy {policy}", {"sample.n": 2})
+        found.append(read_jsonl(f"artifacts/samples/{policy}.jsonl"))
+    assert {row.pop("policy") for row in found[0]} == {"sft"}
+    assert {row.pop("policy") for row in found[1]} == {"ppo-1"}
+    assert found[0] == found[1] and all(row["kl"] == 0 for row in found[1])
+    texts = {tuple(row["token_ids"]) for row in found[0]}
+    assert len(texts) > SIZES["test"]  # the second sample of a prefix is another draw

@@ -2,11 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
-from toy import run, write_project, write_sources
+from toy import run, set_params, write_project
 
 yaml = YAML(typ="safe", pure=True)
 COMMANDS = (
@@ -18,6 +19,7 @@ COMMANDS = (
     "ppo --seed 2",
     "sample --policy base",
     "sample --policy sft",
+    "sample --policy sft-again",
     "sample --policy ppo-1",
     "sample --policy ppo-2",
     "judge_model",
@@ -26,42 +28,8 @@ COMMANDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
-    write_sources(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory, sources) -> Path:
-    """The toy project after `make repro`, committed; its environment is the one that runs the tests."""
-    folder = write_project(tmp_path_factory.mktemp("project"), sources)
-    run(folder, "git", "init", "--quiet")
-    run(folder, "git", "add", ".")
-    run(folder, "git", "commit", "--quiet", "-m", "before")
-    (folder / ".venv").mkdir()
-    (folder / ".venv/installed.txt").write_text("")
-    assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
-    run(folder, "git", "add", ".")
-    run(folder, "git", "commit", "--quiet", "-m", "after")
-    return folder
-
-
 def stages_run(printed: str) -> set[str]:
     return set(re.findall(r"Running stage '([^']+)'", printed))
-
-
-def set_params(folder: Path, changes: dict[str, object]) -> None:
-    params = yaml.load((folder / "params.yaml").read_text())
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        section = params
-        for name in sections:
-            section = section[name]
-        section[last] = value
-    with (folder / "params.yaml").open("w") as file:
-        yaml.dump(params, file)
 
 
 def changed_stages(folder: Path) -> set[str]:
@@ -72,7 +40,7 @@ def changed_stages(folder: Path) -> set[str]:
 def test_every_declared_output_is_there_and_in_the_lock(project):
     lock = yaml.load((project / "dvc.lock").read_text())["stages"]
     outputs = [out["path"] for stage in lock.values() for out in stage["outs"]]
-    assert len(lock) == 13
+    assert len(lock) == 14
     assert len(outputs) == len(set(outputs)) > 30
     assert [path for path in outputs if not (project / path).exists()] == []
 
@@ -98,6 +66,16 @@ def test_outputs_name_no_path_of_this_machine_and_metrics_are_flat(project):
             assert str(project).encode() not in file.read_bytes(), file
     for file in (project / "reports/metrics").rglob("*.json"):
         assert all(isinstance(v, int | float) for v in json.loads(file.read_text()).values()), file
+
+
+def test_two_clean_clones_give_the_same_lock(project, tmp_path):
+    """The second in other surroundings, from the commit that holds no results yet."""
+    run(tmp_path, "git", "clone", "--quiet", str(project), "a clone")
+    clone = tmp_path / "a clone"
+    run(clone, "git", "checkout", "--quiet", "HEAD~1")
+    surroundings = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
+    run(clone, "sh", "-c", "umask 077 && dvc repro", **surroundings)
+    assert (clone / "dvc.lock").read_bytes() == (project / "dvc.lock").read_bytes()
 
 
 def test_stages_run_without_dvc_and_give_the_same_bytes_elsewhere(project, sources, tmp_path):
@@ -128,7 +106,11 @@ def test_stages_run_without_dvc_and_give_the_same_bytes_elsewhere(project, sourc
     ("changes", "expected"),
     [
         ({"report.title": "Another title"}, {"report"}),
-        ({"sample.n": 1}, {"sample@base", "sample@sft", "sample-ppo@1", "sample-ppo@2", "report"}),
+        (
+            {"sample.n": 1},
+            {"sample@base", "sample@sft", "sample-again", "sample-ppo@1", "sample-ppo@2", "report"},
+        ),
+        ({"runtime.snapshot_seconds": 5}, set()),
         ({"ppo.lr": 1e-5}, {"ppo@1", "ppo@2", "report"}),
         ({"ppo.seeds": [1, 2, 3]}, {"ppo@3", "sample-ppo@3", "judge", "report"}),
         ({"judge.lr": 0.5}, {"judge-model", "judge", "report"}),
@@ -172,6 +154,27 @@ def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
     run(project, "git", "checkout", "--quiet", ".")
     run(project, "dvc", "checkout", "--quiet")
     assert changed_stages(project) == set()
+
+
+def test_a_sweep_runs_two_at_a_time_and_gives_what_a_single_run_gives(project, tmp_path):
+    queued = run(project, "dvc", "exp", "run", "--queue", "--name", "sweep", "-S", "ppo.kl_beta=0.1,0.2")
+    assert queued.count("Queued experiment") == 2
+    run(project, "dvc", "queue", "start", "--jobs", "2")
+    for name in ("sweep-1", "sweep-2"):
+        run(project, "dvc", "queue", "logs", "--follow", name)
+    printed = run(project, "make", "compare", "EXPS=HEAD sweep-1 sweep-2")
+    assert "reports/compare.md" in printed
+    report = (project / "reports/compare.md").read_text()
+    assert "sweep-1" in report and "sweep-2" in report and "ppo.kl_beta" in report
+
+    alone = tmp_path / "alone"
+    shutil.copytree(project, alone, ignore=shutil.ignore_patterns(".git", ".dvc"))
+    set_params(alone, {"ppo.kl_beta": 0.2})
+    run(alone, "python", "-m", "stages.ppo", "--seed", "1")
+    name = "reports/plots/ppo/1.csv"
+    assert run(project, "git", "show", f"sweep-2:{name}") == (alone / name).read_text()
+    assert (project / name).read_text() != (alone / name).read_text()
+    run(project, "git", "clean", "--quiet", "-d", "--force", "reports")
 
 
 @pytest.mark.parametrize(

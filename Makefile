@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro test lint verify mutants compare report-html
+.PHONY: repro test lint verify mutants compare report-html export bundle restore
 
 repro: .venv/installed.txt
 	dvc repro
@@ -27,6 +27,15 @@ compare: .venv/installed.txt
 
 report-html: .venv/installed.txt
 	python -m tools.report_html
+
+export: .venv/installed.txt
+	python -m tools.export "$(POLICY)" "$(TO)" $(if $(MERGED),--merged)
+
+bundle: .venv/installed.txt
+	python -m tools.bundle pack "$(ZIP)"
+
+restore: .venv/installed.txt
+	python -m tools.bundle restore "$(ZIP)" $(if $(FORCE),--force)
 
 .venv/installed.txt: constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed" >&2; exit 1; }

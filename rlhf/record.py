@@ -87,7 +87,7 @@ def _read_text(path: str | Path) -> str:
 def _parse_json(where: str, text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_not_finite)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON: {error}") from None
 
 

@@ -248,6 +248,12 @@ def test_what_only_python_calls_json_is_refused(tmp_path, text):
         record.read_json(tmp_path / "x.json")
 
 
+def test_json_nested_beyond_what_can_be_read_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"x\.json: not valid JSON"):
+        record.read_json(tmp_path / "x.json")
+
+
 def test_progress_of_a_resumed_run_counts_its_own_steps(monkeypatch, capsys):
     clock = iter([100.0, 110.0])
     monkeypatch.setattr(record.time, "monotonic", lambda: next(clock))

@@ -1,0 +1,91 @@
+"""A tiny trained run, as the stages leave it: sources, SFT, one PPO seed of two, metrics and the lock."""
+
+from pathlib import Path
+
+import pytest
+from architecture import ROOT
+from ruamel.yaml import YAML
+from tiny import CPU, ROTARY_TARGETS, perturb, write_policy_folder
+
+from rlhf.config import Source
+from rlhf.models import Lora, add_adapters, load_base, save_adapter
+from rlhf.record import write_json
+from rlhf.sources import fetch
+from tools.verify import path_md5
+
+CHANGES = {
+    "model.lora": {"rank": 2, "alpha": 4.0, "targets": list(ROTARY_TARGETS)},
+    "model.dtype": "float32",
+    "model.quantization": "none",
+    "generation.response_tokens": 12,
+    "generation.temperature": 0.7,
+    "ppo.seeds": [1, 2],
+    "runtime": {"device": "cpu", "threads": 1, "snapshot_seconds": 0},
+    "sample.batch_size": 3,
+}
+SOURCE = {"kind": "file", "name": "policy", "revision": None, "path": None, "sha256": {}, "license": "mine"}
+
+METRICS = {
+    "report": {
+        "positive_rate_base": 0.25,
+        "positive_rate_sft": 0.5,
+        "positive_rate_ppo": 0.625,
+        "judge_probability_ppo_minus_sft": 0.125,
+        "judge_probability_ppo_minus_sft_low": -0.0625,
+        "judge_probability_ppo_minus_sft_high": 0.375,
+        "kl_nats_per_sequence_ppo": 1.75,
+    },
+    "reward": {"accuracy": 1.0, "n": 10},
+    "judge_model": {"accuracy": 0.0, "vader_accuracy": 0.5, "n": 2, "train_rows": 77},
+    "ppo/1": {"selected_step": 6},
+}
+
+
+def write_params(folder: Path, changes: dict[str, object]) -> None:
+    """Write the real params.yaml with some values changed."""
+    yaml = YAML()
+    params = yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = params
+        for name in sections:
+            section = section[name]
+        section[last] = value
+    with (folder / "params.yaml").open("w", encoding="utf-8") as file:
+        yaml.dump(params, file)
+
+
+def write_run(folder: Path) -> None:
+    """Write what the stages leave, for a policy of two layers: SFT, and PPO seed 1 but not yet 2."""
+    write_params(folder, CHANGES | {"fetch.policy": SOURCE})
+    write_policy_folder(folder / "policy", generation={"repetition_penalty": 5.0})
+    lora = Lora(rank=2, alpha=4.0, targets=ROTARY_TARGETS)
+    model = add_adapters(load_base(folder / "policy", "float32", "none", CPU), lora, ["sft", "ppo"], seed=1)
+    for name, place, scale in (("sft", "sft", 0.1), ("ppo", "ppo/1", 0.2)):
+        perturb(model, name, scale)
+        save_adapter(model, name, folder / "artifacts" / place, "policy")
+    for name, content in METRICS.items():
+        write_json(folder / f"reports/metrics/{name}.json", content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_json("data/manifests/policy.json", fetch(Source(**SOURCE)))
+    write_lock(folder)
+
+
+def write_lock(folder: Path, params: dict | None = None, deps: dict[str, str] | None = None) -> None:
+    """Write that run's dvc.lock; the report's recorded parameters and inputs can be others than they are."""
+    names = ["artifacts/sft", "artifacts/ppo/1", *(f"reports/metrics/{name}.json" for name in METRICS)]
+    outs = {name: path_md5(folder / name) for name in names}
+    now = YAML(typ="safe", pure=True).load((folder / "params.yaml").read_text(encoding="utf-8"))
+    recorded = {"seed": now["seed"], "ppo": now["ppo"], "runtime.threads": 1} | (params or {})
+    report = {
+        "deps": listed({name: outs[name] for name in names[:2]} | (deps or {})),
+        "params": {"params.yaml": recorded},
+        "outs": listed({name: outs[name] for name in names[2:]}),
+    }
+    stages = {"train": {"outs": listed({name: outs[name] for name in names[:2]})}, "report": report}
+    YAML(typ="safe", pure=True).dump({"schema": "2.0", "stages": stages}, folder / "dvc.lock")
+
+
+def listed(hashes: dict[str, str]) -> list[dict]:
+    return [{"path": path, "md5": md5} for path, md5 in hashes.items()]

@@ -37,7 +37,7 @@ def write_sources(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "policy" / name, folder / "judge" / name)
     with (folder / "reviews.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")  # as git keeps it
         writer.writerow(["text", "label", "source"])
         for index, (text, label) in enumerate(SENTENCES):
             row = (text, "snippets") if index % 4 else (f"Seen it.<br />{text}", "long")
@@ -90,7 +90,7 @@ def write_project(folder: Path, sources: Path) -> Path:
         check=True,
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if name.startswith(("rlhf/", "stages/", ".dvc/")) or "/" not in name:
+        if name.startswith(("rlhf/", "stages/", "tools/", ".dvc/")) or "/" not in name:
             if name == "dvc.lock" or not (ROOT / name).exists():
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -234,8 +234,6 @@ def check_staged(folder: Path, files: Files) -> None:
         config.load(folder / "params.yaml")
     except UserError as error:
         raise UserError(f"the bundle's {str(error).removeprefix(f'{folder}/')}") from None
-    except RecursionError:
-        raise UserError("the bundle's params.yaml is nested too deeply") from None
 
 
 def differences(folder: Path, files: Files) -> list[str]:

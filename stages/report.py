@@ -5,23 +5,19 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from rlhf import (
+from rlhf import config, errors, record, stats, textmetrics
+from rlhf.environment import environment
+from rlhf.report import (
     appendix,
     comparisons,
-    config,
-    errors,
     figures,
     levels,
     published,
-    record,
-    reporting,
-    stats,
+    results,
     tables,
-    textmetrics,
     trajectory,
     verdict,
 )
-from rlhf.environment import environment
 
 WORST_ERRORS = 5
 
@@ -68,7 +64,7 @@ def main() -> None:
     # 3. Figures, as one folder that appears whole.
     with record.replacing("reports/figures") as folder:
         folder.mkdir()
-        shown = table.loc[policies].rename(index=reporting.title_of)
+        shown = table.loc[policies].rename(index=results.title_of)
         figures.policies(folder / "policies.png", shown)
         figures.differences(folder / "differences.png", comparisons.as_table(found))
         figures.overoptimisation(folder / "overoptimisation.png", path, selected, shown)
@@ -89,17 +85,17 @@ def main() -> None:
     del settings["runtime"]["snapshot_seconds"]  # decides no output
     prefixes, samples = values["judge_full"]["sft"].shape
     sections = [
-        reporting.opening(
+        results.opening(
             params.report.title,
             params.fetch.policy.name,
             params.generation.prefix_tokens,
             params.generation.response_tokens,
             len(seeds),
         ),
-        reporting.verdict(sentences),
-        reporting.policies(table, prefixes, samples, len(nll["sft"])),
+        results.verdict(sentences),
+        results.policies(table, prefixes, samples, len(nll["sft"])),
         tables.differences(found, checks, noise, comparisons.outcomes(rows, seeds), resamples),
-        reporting.overoptimisation(flags, path, overused(rows), prefixes, samples),
+        results.overoptimisation(flags, path, overused(rows), prefixes, samples),
         appendix.reward_model(
             reward,
             stats.expected_calibration_error(reward_test["probability"], reward_test["label"]),
@@ -129,7 +125,7 @@ def overused(rows: pd.DataFrame) -> dict[str, list[textmetrics.Phrase]]:
     texts = rows["continuation"]
     ppo = texts[rows["policy"].str.startswith("ppo-")].tolist()
     return {
-        reporting.title_of(name): textmetrics.overused_phrases(ppo, texts[rows["policy"] == name].tolist())
+        results.title_of(name): textmetrics.overused_phrases(ppo, texts[rows["policy"] == name].tolist())
         for name in ("sft", "base")
     }
 

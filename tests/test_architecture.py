@@ -11,33 +11,21 @@ from dvc.repo import Repo
 from ruamel.yaml import YAML
 
 yaml = YAML(typ="safe", pure=True)
-PACKAGE = sorted((ROOT / "rlhf").glob("*.py"))
+PACKAGE = sorted((ROOT / "rlhf").rglob("*.py"))
 STAGES = sorted(path for path in (ROOT / "stages").glob("*.py") if path.stem != "__init__")
 CACHED = ("artifacts/", "data/split/")  # what DVC holds and git does not
 RUN_FILE = yaml.load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
 # What each module may import besides the standard library and the modules of the layers below its own.
 THIRD_PARTY = {
-    "__init__": set(),
-    "errors": set(),
+    "config": {"ruamel"},
+    "randomness": {"numpy"},
     "environment": {"torch"},
     "checkpoint": {"torch", "safetensors"},
-    "strict": set(),
-    "config": {"ruamel"},
-    "record": set(),
-    "randomness": {"numpy"},
-    "data": set(),
-    "textmetrics": set(),
     "resampling": {"numpy", "scipy"},
     "stats": {"numpy", "scipy"},
-    "levels": {"numpy", "pandas"},
-    "trajectory": {"pandas"},
-    "published": {"pandas"},
-    "tables": set(),
     "ops": {"torch"},
     "batching": {"torch"},
-    "figures": {"matplotlib", "numpy", "pandas"},
-    "markdown": set(),
     "gguf": {"torch", "transformers", "gguf"},
     "sources": {"huggingface_hub"},
     "tokenizer": {"transformers"},
@@ -49,41 +37,44 @@ THIRD_PARTY = {
     "rollout": {"torch", "peft", "numpy"},
     "update": {"torch", "peft"},
     "judging": {"torch", "transformers", "vaderSentiment", "safetensors"},
-    "comparisons": {"numpy", "pandas"},
-    "verdict": {"pandas"},
-    "reporting": {"pandas"},
-    "appendix": {"pandas", "numpy"},
+    "report.figures": {"matplotlib", "numpy", "pandas"},
+    "report.comparisons": {"numpy", "pandas"},
+    "report.levels": {"numpy", "pandas"},
+    "report.trajectory": {"pandas"},
+    "report.verdict": {"pandas"},
+    "report.published": {"pandas"},
+    "report.results": {"pandas"},
+    "report.appendix": {"pandas", "numpy"},
 }
 LAYERS = (
-    {
-        "__init__",
-        "errors",
-        "randomness",
-        "strict",
-        "resampling",
-        "ops",
-        "batching",
-        "textmetrics",
-        "markdown",
-    },
-    {"config", "record", "environment", "data", "objectives", "optim", "stats", "figures", "tokenizer"},
-    {"gguf", "models", "checkpoint", "comparisons", "trajectory"},
-    {"sources", "sampling", "scoring", "judging", "levels", "verdict", "published"},
-    {"rollout", "reporting", "tables"},
-    {"update", "appendix"},
+    {"__init__", "errors", "strict", "randomness", "resampling", "ops", "batching", "textmetrics"},
+    {"config", "record", "environment", "data", "objectives", "optim", "stats", "tokenizer"},
+    {"gguf", "models", "checkpoint"},
+    {"sources", "sampling", "scoring", "judging"},
+    {"rollout"},
+    {"update"},
+    {"report.__init__", "report.markdown", "report.figures"},
+    {"report.comparisons", "report.trajectory"},
+    {"report.levels", "report.verdict", "report.published"},
+    {"report.results", "report.tables"},
+    {"report.appendix"},
 )
 
 
+def module_of(path) -> str:
+    return ".".join(path.relative_to(ROOT / "rlhf").with_suffix("").parts)
+
+
 def first_party_imports(path) -> set[str]:
-    names = {name.split(".")[1] for name in imported_modules(path) if name.startswith("rlhf.")}
-    return {name for name in names if (ROOT / "rlhf" / f"{name}.py").exists()}
+    names = {name.removeprefix("rlhf.") for name in imported_modules(path) if name.startswith("rlhf.")}
+    return names & {module_of(module) for module in PACKAGE}
 
 
-@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PACKAGE, ids=module_of)
 def test_modules_import_only_what_their_layer_allows(path):
     outside = {name.split(".")[0] for name in imported_modules(path)} - set(sys.stdlib_module_names)
-    assert outside - {"rlhf"} <= THIRD_PARTY[path.stem]
-    (layer,) = [i for i, layer in enumerate(LAYERS) if path.stem in layer]
+    assert outside - {"rlhf"} <= THIRD_PARTY.get(module_of(path), set())
+    (layer,) = [i for i, layer in enumerate(LAYERS) if module_of(path) in layer]
     assert first_party_imports(path) <= set().union(*LAYERS[:layer], {"errors"})
 
 

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from rlhf import resampling, stats, verdict
-from rlhf.comparisons import Comparison, Measure
+from rlhf import resampling, stats
+from rlhf.report import verdict
+from rlhf.report.comparisons import Comparison, Measure
 
 EXPERIMENTS = 2000
 SKEWED = {  # bounded scores, their mean

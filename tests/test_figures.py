@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from rlhf import figures
+from rlhf.report import figures
 
 STEPS = np.arange(1, 25)
 

@@ -172,7 +172,9 @@ def test_a_sweep_runs_two_at_a_time_and_gives_what_a_single_run_gives(project, t
     set_params(alone, {"ppo.kl_beta": 0.2})
     run(alone, "python", "-m", "stages.ppo", "--seed", "1")
     name = "reports/plots/ppo/1.csv"
-    assert run(project, "git", "show", f"sweep-2:{name}") == (alone / name).read_text()
+    experiments = run(project, "git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    (sweep,) = [reference for reference in experiments if reference.endswith("/sweep-2")]
+    assert run(project, "git", "show", f"{sweep}:{name}") == (alone / name).read_text()
     assert (project / name).read_text() != (alone / name).read_text()
     run(project, "git", "clean", "--quiet", "-d", "--force", "reports")
 

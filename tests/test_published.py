@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from synthetic_results import judged_rows, likelihoods
 
-from rlhf import comparisons, config, levels, published
+from rlhf import config
+from rlhf.report import comparisons, levels, published
 
 REWARD = {"true_negatives": 40, "true_positives": 50, "n": 100}
 

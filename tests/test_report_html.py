@@ -8,7 +8,7 @@ import pytest
 from architecture import ROOT
 
 from rlhf import errors
-from rlhf import markdown as md
+from rlhf.report import markdown as md
 from tools import report_html
 
 PNG = b"\x89PNG a figure"

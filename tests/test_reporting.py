@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 from synthetic_results import judged_rows, likelihoods, write_inputs
 
-from rlhf import appendix, comparisons, errors, levels, record, tables
-from rlhf import markdown as md
+from rlhf import errors, record
+from rlhf.report import appendix, comparisons, levels, tables
+from rlhf.report import markdown as md
 from stages import report
 
 HOSTILE = (

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from synthetic_results import validation_rows
 
-from rlhf import errors, reporting, trajectory
+from rlhf import errors
+from rlhf.report import results, trajectory
 
 
 def path(**settings):
@@ -61,7 +62,7 @@ def test_without_a_rise_of_the_reward_nothing_is_said_of_parting():
 
 
 def test_every_check_is_in_the_table():
-    text = reporting._check_table(path(seeds=(1, 2)))
+    text = results._check_table(path(seeds=(1, 2)))
     assert text.count("| PPO ") == 6
     assert "| PPO 1 | 0 | 0.00 | – | – | – |" in text
 

@@ -4,7 +4,7 @@ import re
 
 from synthetic_results import judged_rows, likelihoods
 
-from rlhf import comparisons, levels, verdict
+from rlhf.report import comparisons, levels, verdict
 
 
 def study(accuracy=0.87, selected=24, rise=0.0, seeds=(1, 2, 3), again=0.0, **shifts):

@@ -15,12 +15,12 @@ from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from ruamel.yaml import YAML
 
-from rlhf import comparisons, tables
-from rlhf import markdown as md
-from rlhf.comparisons import MEASURES, Comparison, Measure
 from rlhf.errors import UserError, run
 from rlhf.record import write_text
-from rlhf.verdict import ALPHA, change, direction, only_here
+from rlhf.report import comparisons, tables
+from rlhf.report import markdown as md
+from rlhf.report.comparisons import MEASURES, Comparison, Measure
+from rlhf.report.verdict import ALPHA, change, direction, only_here
 
 OUTPUT = "reports/compare.md"
 ABSENT = object()

@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 from safetensors import SafetensorError
 
 import stages  # noqa: F401  (before the libraries that its settings keep quiet)
-from rlhf import markdown as md
-from rlhf.appendix import JUDGE_LIMITS, LIMITS
 from rlhf.config import Params, load
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, set_determinism
 from rlhf.record import read_json, replacing, write_json, write_text
+from rlhf.report import markdown as md
+from rlhf.report.appendix import JUDGE_LIMITS, LIMITS
 from rlhf.sources import locate
 from rlhf.stats import clopper_pearson
 from rlhf.tokenizer import load_tokenizer

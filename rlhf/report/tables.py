@@ -1,8 +1,8 @@
 """Section 3 of the report, as markdown: tables of paired differences and of what they rest on."""
 
-from rlhf import markdown as md
-from rlhf.comparisons import Comparison, Noise, Outcome
-from rlhf.verdict import direction
+from rlhf.report import markdown as md
+from rlhf.report.comparisons import Comparison, Noise, Outcome
+from rlhf.report.verdict import direction
 
 
 def differences(

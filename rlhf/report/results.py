@@ -1,13 +1,13 @@
-"""The report's sections on results, as markdown: numbers in, text out. `rlhf.appendix` holds the rest."""
+"""The sections on results, as markdown: numbers in, text out. `rlhf.report.appendix` holds the rest."""
 
 from typing import Any
 
 import pandas as pd
 
-from rlhf import markdown as md
+from rlhf.report import markdown as md
+from rlhf.report.trajectory import parting
+from rlhf.report.verdict import ALPHA, Flag
 from rlhf.textmetrics import Phrase
-from rlhf.trajectory import parting
-from rlhf.verdict import ALPHA, Flag
 
 TITLES = {"base": "base", "sft": "SFT", "ppo": "PPO, mean"}
 SHARES = {
@@ -47,7 +47,7 @@ sees scores the result on held-out prefixes."""
 
 
 def verdict(sentences: list[str]) -> str:
-    """Section 1: the sentences of `rlhf.verdict`, and the rule that they follow."""
+    """Section 1: the sentences of `rlhf.report.verdict`, and the rule that they follow."""
     bullets = "\n".join(f"- {sentence}" for sentence in sentences)
     return f"""## 1. Verdict
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rlhf.comparisons import Comparison
-from rlhf.markdown import interval, number, p_value, signed
+from rlhf.report.comparisons import Comparison
+from rlhf.report.markdown import interval, number, p_value, signed
 
 ALPHA = 0.05
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf import markdown as md
-from rlhf.comparisons import Agreement
-from rlhf.reporting import title_of
+from rlhf.report import markdown as md
+from rlhf.report.comparisons import Agreement
+from rlhf.report.results import title_of
 from rlhf.stats import clopper_pearson
 
 SHOWN_CHARACTERS = 320

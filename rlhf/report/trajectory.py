@@ -6,8 +6,8 @@ import pandas as pd
 
 from rlhf import stats, textmetrics
 from rlhf.errors import UserError
-from rlhf.markdown import interval, signed
 from rlhf.randomness import stream
+from rlhf.report.markdown import interval, signed
 
 # Reward lies in [-1, 1]: half of its change is a change of probability, as the judge's is.
 GAINS = {"reward": ("reward", 2), "judge": ("judge_full", 1), "vader": ("vader_full", 1)}

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from rlhf import stats, textmetrics
-from rlhf.comparisons import TEXT_MEASURES, Comparison, likelihood_per_token
 from rlhf.randomness import stream
+from rlhf.report.comparisons import TEXT_MEASURES, Comparison, likelihood_per_token
 from rlhf.stats import Interval
 
 RATES = {"positive_rate": "positive", "positive_rate_continuation": "positive_continuation"}

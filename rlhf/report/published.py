@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from rlhf import markdown as md
-from rlhf.comparisons import Comparison
+from rlhf.report import markdown as md
+from rlhf.report.comparisons import Comparison
 from rlhf.stats import clopper_pearson
 
 MODEL = "Qwen/Qwen3-4B-Base"

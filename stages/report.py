@@ -116,6 +116,8 @@ def main() -> None:
     ]
     record.write_text("reports/report.md", "\n\n".join(filter(None, sections)) + "\n")
     record.write_json("reports/environment.json", described)
+    record.write_csv("reports/plots/ppo_by_seed.csv", by_seed(logs))
+    record.write_csv("reports/plots/ppo_validation_by_seed.csv", by_seed(validation))
     record.write_json("reports/metrics/report.json", levels.metrics(table, found))
     print("wrote reports/report.md")
 
@@ -128,6 +130,12 @@ def overused(rows: pd.DataFrame) -> dict[str, list[textmetrics.Phrase]]:
         results.title_of(name): textmetrics.overused_phrases(ppo, texts[rows["policy"] == name].tolist())
         for name in ("sft", "base")
     }
+
+
+def by_seed(tables: dict[int, pd.DataFrame]) -> list[dict]:
+    """Return all seeds' rows as one table, which `dvc plots` can draw; an empty cell stays empty."""
+    joined = pd.concat([table.assign(seed=seed) for seed, table in tables.items()])
+    return joined.astype(object).where(joined.notna(), None).to_dict("records")
 
 
 def confusion(reward: dict) -> np.ndarray:

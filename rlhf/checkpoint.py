@@ -6,7 +6,6 @@ No generator state is kept: every draw is named by (seed, stage, purpose, step, 
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
@@ -43,11 +42,11 @@ class Best(NamedTuple):
 def inputs_key(values: Any, files: Iterable[str | Path]) -> str:
     """Hash all that decides a stage's bytes: a key that differs means that a snapshot must not be used.
 
-    `values` (dataclasses and JSON values), the bytes of `files` and of folders among them, the project's
-    code as loaded by now, torch's version and the CPU's instruction set.
+    `values` (dataclasses and JSON values, the environment among them), the bytes of `files` and of folders
+    among them, and the files of the project's code that is loaded. To be called before anything slow, while
+    those files still are what was loaded.
     """
-    platform = [torch.__version__, torch.backends.cpu.get_cpu_capability()]
-    digest = hashlib.sha256(json.dumps([values, platform], default=dataclasses.asdict).encode())
+    digest = hashlib.sha256(json.dumps(values, default=dataclasses.asdict).encode())
     for path in [*_loaded_code(), *map(Path, files)]:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_dir():
@@ -58,7 +57,7 @@ def inputs_key(values: Any, files: Iterable[str | Path]) -> str:
 def _loaded_code() -> list[Path]:
     root = Path(__file__).resolve().parent.parent
     files = {Path(m.__file__).resolve() for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
-    return sorted(file for file in files if file.parent in (root / "rlhf", root / "stages"))
+    return sorted(f for f in files if f.is_relative_to(root / "rlhf") or f.is_relative_to(root / "stages"))
 
 
 class Snapshots:
@@ -70,6 +69,8 @@ class Snapshots:
 
     def latest(self) -> Snapshot | None:
         """The newest snapshot that is whole, if there is one; a damaged one is named and removed."""
+        for partial in self.folder.glob(".*.partial"):
+            partial.unlink()
         for path in sorted(self.folder.glob("*.safetensors"), reverse=True):
             try:
                 snapshot = _read(path)
@@ -90,11 +91,8 @@ class Snapshots:
         record = json.dumps({"step": snapshot.step, "record": snapshot.record}).encode()
         content = save(snapshot.tensors | {"record": torch.frombuffer(bytearray(record), dtype=torch.uint8)})
         digest = hashlib.sha256(content).hexdigest()
-        path = self.folder / f"{snapshot.step:08d}-{digest}.safetensors"
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        with replacing(self.folder / f"{snapshot.step:08d}-{digest}.safetensors") as temporary:
+            temporary.write_bytes(content)
         for old in sorted(self.folder.glob("*.safetensors"))[:-KEPT]:
             old.unlink()
         self.saved = time.monotonic()

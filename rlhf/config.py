@@ -236,6 +236,11 @@ def _check_together(path: str, params: Params) -> None:
             "a divisor of ppo.batch_size",
         ),
         (
+            ppo.kl_horizon < ppo.batch_size,
+            f"ppo.kl_horizon {ppo.kl_horizon}",
+            "at least ppo.batch_size, so that the KL coefficient stays positive",
+        ),
+        (
             ppo.validation_prefixes > split.sizes.val,
             f"ppo.validation_prefixes {ppo.validation_prefixes}",
             "at most split.sizes.val",

@@ -9,10 +9,11 @@ class UserError(Exception):
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program: a `UserError` becomes one line on stderr and exit status 1, Ctrl-C becomes 130."""
+    """Run a program: an error that its inputs or its machine cause becomes one line on stderr and exit
+    status 1, Ctrl-C becomes 130. Numbers that stopped being finite count as caused by the parameters."""
     try:
         main()
-    except UserError as error:
+    except (UserError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
@@ -21,19 +20,20 @@ MICRO_BATCH_TOKENS = 1024
 def load_classifier(folder: str | Path, device: torch.device) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """Load a two-class text classifier in float32, in evaluation mode, and its tokenizer.
 
-    An encoder without a classification head gets one, with weights that `train_classifier` sets.
+    An encoder without a classification head gets one, with weights that `train_classifier` sets; any other
+    missing weight is a `UserError`. Dropout stays off in training too: it would draw from a global generator.
     """
-    model = AutoModelForSequenceClassification.from_pretrained(
+    model, found = AutoModelForSequenceClassification.from_pretrained(
         folder,
         num_labels=2,
         dtype=torch.float32,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=False,
-        # Dropout would draw from the global generator, and one pass over the rows does not need it.
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        output_loading_info=True,
     )
+    if missing := sorted(set(found["missing_keys"]) - {"classifier.weight", "classifier.bias"}):
+        raise UserError(f"the judge lacks weights besides its head's, such as {missing[0]}")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return model.to(device).eval().requires_grad_(False), tokenizer
 
@@ -109,7 +109,8 @@ def save_classifier(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    except SafetensorError as error:
+    except Exception as error:
+        # For a full disk the two libraries raise types of their own, down to Exception itself.
         raise UserError(f"the judge could not be written: {error}") from None
 
 

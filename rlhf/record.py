@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -16,18 +17,36 @@ from rlhf.errors import UserError
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Give a temporary neighbour of `path`, a file or a folder to be; move it into place on success only."""
+    """Give a temporary neighbour of `path`, a file or a folder to be; move it into place on success only.
+
+    A folder that was there steps aside first and goes last, so that no moment leaves half of one at `path`.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary, old = (path.with_name(f".{path.name}.{kind}") for kind in ("partial", "old.partial"))
     _remove(temporary)
+    _remove(old)
     try:
         yield temporary
-        if temporary.is_dir():
-            _remove(path)
+        _sync(temporary)
+        if path.is_dir():
+            path.replace(old)
         temporary.replace(path)
     finally:
+        if old.exists() and not path.exists():
+            old.replace(path)
         _remove(temporary)
+        _remove(old)
+
+
+def _sync(path: Path) -> None:
+    """Have all of a file or folder on the disk before it takes its place: no power cut can then empty it."""
+    for part in [*path.rglob("*"), path]:
+        descriptor = os.open(part, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

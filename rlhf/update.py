@@ -66,11 +66,13 @@ def minibatch_backward(
 def summarise_updates(
     statistics: list[UpdateStatistics], norms: list[StepNorms], value_coef: float
 ) -> dict[str, float | int | None]:
-    """A PPO step's updates as flat numbers: means over its updates, and how many were skipped."""
-    mean = UpdateStatistics(*(sum(column) / len(column) for column in zip(*statistics, strict=True)))
+    """A PPO step's updates as flat numbers: means over the updates that were made, None where none was, and
+    how many were skipped."""
+    made = [found for found, norm in zip(statistics, norms, strict=True) if not norm.skipped]
+    means = {name: _mean([getattr(found, name) for found in made]) for name in UpdateStatistics._fields}
     return {
-        "loss": mean.policy_loss + value_coef * mean.value_loss,
-        **mean._asdict(),
+        "loss": means["policy_loss"] + value_coef * means["value_loss"] if made else None,
+        **means,
         "policy_grad_norm": _mean([norm.groups["policy"] for norm in norms]),
         "value_grad_norm": _mean([norm.groups["value"] for norm in norms]),
         "skipped_updates": sum(norm.skipped for norm in norms),

@@ -2,6 +2,7 @@
 
 from rlhf.checkpoint import Snapshots, inputs_key
 from rlhf.config import load
+from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.judging import (
     encode,
@@ -20,16 +21,16 @@ def main() -> None:
     params = load()
     judge = params.judge
     device = set_determinism(params.runtime.device, params.runtime.threads)
-    model, tokenizer = load_classifier(locate(read_json("data/manifests/judge.json")), device)
-    rows, held_out = (read_jsonl(f"data/split/{part}.jsonl") for part in ("judge", "rm_test"))
     key = inputs_key(
-        [params.seed, params.runtime.device, params.runtime.threads, judge],
+        [environment(params.runtime.device, params.runtime.threads), params.seed, judge],
         [
             *("constraints.txt", "data/manifests/judge.json"),
             *("data/split/judge.jsonl", "data/split/rm_test.jsonl"),
         ],
     )
     snapshots = Snapshots(".checkpoints/judge-model", key, params.runtime.snapshot_seconds)
+    model, tokenizer = load_classifier(locate(read_json("data/manifests/judge.json")), device)
+    rows, held_out = (read_jsonl(f"data/split/{part}.jsonl") for part in ("judge", "rm_test"))
 
     if judge.epochs:
         train_classifier(

@@ -9,6 +9,7 @@ import dataclasses
 from rlhf.batching import chunks
 from rlhf.checkpoint import Best, Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
+from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.models import (
     Lora,
@@ -42,8 +43,19 @@ def main() -> None:
     seed = parser.parse_args().seed
     params = load()
     ppo, adam, generation = params.ppo, params.adam, params.generation
-    max_tokens = params.model.micro_batch_tokens
     device = set_determinism(params.runtime.device, params.runtime.threads)
+    key = inputs_key(
+        [
+            *(environment(params.runtime.device, params.runtime.threads), seed, params.seed),
+            *(params.model, adam, generation, dataclasses.replace(ppo, seeds=())),
+        ],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/ppo.jsonl"),
+            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward"),
+        ],
+    )
+    snapshots = Snapshots(f".checkpoints/ppo-{seed}", key, params.runtime.snapshot_seconds)
+    max_tokens = params.model.micro_batch_tokens
     manifest = read_json("data/manifests/policy.json")
     folder = locate(manifest)
     tokenizer = load_tokenizer(folder)
@@ -94,17 +106,6 @@ def main() -> None:
         )
 
     # A run that was interrupted goes on after its last snapshot, to the same bytes.
-    key = inputs_key(
-        [
-            *(seed, params.seed, params.runtime.device, params.runtime.threads),
-            *(params.model, adam, generation, dataclasses.replace(ppo, seeds=())),
-        ],
-        [
-            *("constraints.txt", "data/manifests/policy.json", "data/split/ppo.jsonl"),
-            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward"),
-        ],
-    )
-    snapshots = Snapshots(f".checkpoints/ppo-{seed}", key, params.runtime.snapshot_seconds)
     if snapshot := snapshots.latest():
         best, done = restore_training(snapshot, optimizer, scaler), snapshot.step
         log, validations, texts, kl_beta = (

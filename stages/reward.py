@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from rlhf.batching import micro_batches
 from rlhf.checkpoint import Best, Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
+from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.models import (
     Lora,
@@ -32,6 +33,14 @@ def main() -> None:
     params = load()
     reward, adam, max_tokens = params.reward, params.adam, params.model.micro_batch_tokens
     device = set_determinism(params.runtime.device, params.runtime.threads)
+    key = inputs_key(
+        [environment(params.runtime.device, params.runtime.threads), params.seed, params.model, adam, reward],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/rm.jsonl"),
+            *("data/split/val.jsonl", "data/split/rm_test.jsonl"),
+        ],
+    )
+    snapshots = Snapshots(".checkpoints/reward", key, params.runtime.snapshot_seconds)
     manifest = read_json("data/manifests/policy.json")
     folder = locate(manifest)
     eos_id = load_tokenizer(folder).eos_token_id
@@ -43,14 +52,6 @@ def main() -> None:
     groups = {"policy": select(model, "reward", train=True), "head": list(head.parameters())}
     optimizer = adamw(groups, reward.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
     scaler = loss_scaler(device, base.dtype)
-    key = inputs_key(
-        [params.seed, params.runtime.device, params.runtime.threads, params.model, adam, reward],
-        [
-            *("constraints.txt", "data/manifests/policy.json", "data/split/rm.jsonl"),
-            *("data/split/val.jsonl", "data/split/rm_test.jsonl"),
-        ],
-    )
-    snapshots = Snapshots(".checkpoints/reward", key, params.runtime.snapshot_seconds)
     done, log, validations, best = 0, [], [], None
     if snapshot := snapshots.latest():
         best = restore_training(snapshot, optimizer, scaler)
@@ -67,6 +68,7 @@ def main() -> None:
             scaler.scale(part_loss).backward()
             loss += part_loss.item()
         norms = optimizer_step(optimizer, groups, scaler, adam.max_grad_norm)
+        loss = None if norms.skipped else loss
         log.append({"step": step + 1, "bce": loss, "grad_norm": norms.total})
         tokens = sum(len(row["token_ids"]) + 1 for row in batch)
         progress.step(step + 1, tokens, bce=loss, grad_norm=norms.total)

@@ -7,6 +7,7 @@ import argparse
 from rlhf.batching import chunks
 from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import load
+from rlhf.environment import environment
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, load_head, select, set_determinism
 from rlhf.randomness import stream
@@ -25,6 +26,18 @@ def main() -> None:
     params = load()
     generation, max_tokens = params.generation, params.model.micro_batch_tokens
     device = set_determinism(params.runtime.device, params.runtime.threads)
+    trained = [f"artifacts/ppo/{policy.removeprefix('ppo-')}"] if adapter == "policy" else []
+    key = inputs_key(
+        [
+            *(environment(params.runtime.device, params.runtime.threads), policy, params.seed),
+            *(params.model, generation, params.sample),
+        ],
+        [
+            *("constraints.txt", "data/manifests/policy.json", "data/split/test.jsonl"),
+            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward", *trained),
+        ],
+    )
+    snapshots = Snapshots(f".checkpoints/sample-{policy}", key, params.runtime.snapshot_seconds)
     folder = locate(read_json("data/manifests/policy.json"))
     tokenizer = load_tokenizer(folder)
     eos_id = tokenizer.eos_token_id
@@ -33,7 +46,6 @@ def main() -> None:
     load_adapter(model, "sft", "artifacts/sft")
     load_adapter(model, "reward", "artifacts/reward")
     reward_head = load_head("artifacts/reward/head.safetensors", device)
-    trained = [f"artifacts/ppo/{policy.removeprefix('ppo-')}"] if adapter == "policy" else []
     for path in trained:
         load_adapter(model, "policy", path)
 
@@ -46,17 +58,6 @@ def main() -> None:
     test, val = (read_jsonl(f"data/split/{part}.jsonl") for part in ("test", "val"))
     jobs = [(row, number) for number in range(params.sample.n) for row in test]
     batches = list(chunks(jobs, params.sample.batch_size))
-    key = inputs_key(
-        [
-            *(policy, params.seed, params.runtime.device, params.runtime.threads),
-            *(params.model, generation, params.sample),
-        ],
-        [
-            *("constraints.txt", "data/manifests/policy.json", "data/split/test.jsonl"),
-            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward", *trained),
-        ],
-    )
-    snapshots = Snapshots(f".checkpoints/sample-{policy}", key, params.runtime.snapshot_seconds)
     snapshot = snapshots.latest() or Snapshot(0, {}, {"rows": []})
     rows = snapshot.record["rows"]
     progress = Progress(f"sample@{policy}", len(jobs), len(rows))

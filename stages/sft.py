@@ -3,6 +3,7 @@
 from rlhf.batching import micro_batches, pad_pairs
 from rlhf.checkpoint import Snapshots, inputs_key, restore_training, training_snapshot
 from rlhf.config import load
+from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.models import Lora, add_adapters, load_base, save_adapter, select, set_determinism
 from rlhf.objectives import sequence_nll
@@ -18,6 +19,11 @@ def main() -> None:
     params = load()
     sft, adam = params.sft, params.adam
     device = set_determinism(params.runtime.device, params.runtime.threads)
+    key = inputs_key(
+        [environment(params.runtime.device, params.runtime.threads), params.seed, params.model, adam, sft],
+        ["constraints.txt", "data/manifests/policy.json", "data/split/sft.jsonl"],
+    )
+    snapshots = Snapshots(".checkpoints/sft", key, params.runtime.snapshot_seconds)
     manifest = read_json("data/manifests/policy.json")
     folder = locate(manifest)
     eos_id = load_tokenizer(folder).eos_token_id
@@ -29,11 +35,6 @@ def main() -> None:
     parameters = {"policy": select(model, "sft", train=True)}
     optimizer = adamw(parameters, sft.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
     scaler = loss_scaler(device, base.dtype)
-    key = inputs_key(
-        [params.seed, params.runtime.device, params.runtime.threads, params.model, adam, sft],
-        ["constraints.txt", "data/manifests/policy.json", "data/split/sft.jsonl"],
-    )
-    snapshots = Snapshots(".checkpoints/sft", key, params.runtime.snapshot_seconds)
     done, log = 0, []
     if snapshot := snapshots.latest():
         restore_training(snapshot, optimizer, scaler)
@@ -50,6 +51,7 @@ def main() -> None:
             scaler.scale(part).backward()
             loss += part.item()
         norms = optimizer_step(optimizer, parameters, scaler, adam.max_grad_norm)
+        loss = None if norms.skipped else loss
         log.append({"step": step + 1, "loss": loss, "grad_norm": norms.total})
         progress.step(step + 1, sum(map(len, batch)), loss=loss, grad_norm=norms.total)
         if snapshots.due():

@@ -220,5 +220,27 @@ MUTANTS = (
            ("test_training.py::test_no_step_of_ppo_draws_the_noise_of_another",)),
     Mutant("sampling-noise-by-policy", "stages/sample.py", '"sample", purpose, row', '"sample", policy, row',
            ("test_training.py::test_a_ppo_policy_equal_to_sft_samples_as_sft_does",)),
+
+    # Going on from a snapshot.
+    Mutant("parameters-not-resumed", "rlhf/checkpoint.py", 'parameter.copy_(state.pop("parameter"))',
+           'state.pop("parameter")', ("test_checkpoint.py::test_training_goes_on_to_the_same_bits",)),
+    Mutant("moments-not-resumed", "rlhf/checkpoint.py", "v.to(parameter.device) if v.ndim else v",
+           "torch.zeros_like(v)", ("test_checkpoint.py::test_training_goes_on_to_the_same_bits",)),
+    Mutant("best-not-resumed", "rlhf/checkpoint.py", 'snapshot.tensors[f"best.{index}"].to(p.device)',
+           "p.detach().clone()", ("test_checkpoint.py::test_training_goes_on_to_the_same_bits",)),
+    Mutant("loss-scale-not-resumed", "rlhf/checkpoint.py", 'if snapshot.record["scaler"]:', "if False:",
+           ("test_checkpoint.py::test_the_loss_scale_is_resumed",)),
+    Mutant("damage-not-noticed", "rlhf/checkpoint.py",
+           'hashlib.sha256(content).hexdigest() != path.stem.partition("-")[2]', "False",
+           ("test_checkpoint.py::test_a_damaged_snapshot_is_said_and_the_one_before_is_used",)),
+    Mutant("key-without-files", "rlhf/checkpoint.py",
+           'digest.update(f"{file.name} {sha256_file(file)}\\n".encode())', "pass",
+           ("test_checkpoint.py::test_the_key_depends_on_values_files_folders_and_code",)),
+    Mutant("last-step-done-twice", "stages/sft.py", 'done, log = snapshot.step, snapshot',
+           'done, log = snapshot.step - 1, snapshot',
+           ("test_training.py::test_interrupted_after_any_step_a_stage_gives_the_same_bytes",)),
+    Mutant("kl-coefficient-not-resumed", "stages/ppo.py", 'progress = Progress(f"ppo@{seed}"',
+           'kl_beta = ppo.kl_beta\n    progress = Progress(f"ppo@{seed}"',
+           ("test_training.py::test_interrupted_after_any_step_a_stage_gives_the_same_bytes",)),
 )
 # fmt: on

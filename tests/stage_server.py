@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree")
@@ -49,6 +50,8 @@ def _run(folder: Path, reports: Path, command: str, moment: int | None, strike: 
         status = 0
     except SystemExit as exit:
         status = exit.code
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -85,9 +88,10 @@ def _watch(folder: Path, moments: int, strike_at: int | None, strike: str) -> No
 
     def fsync(descriptor: int) -> None:
         sync(descriptor)
-        path = Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(folder).as_posix()
-        moment("half written", path)
-        moment("written", path)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if path.is_file():
+            moment("half written", path.relative_to(folder).as_posix())
+            moment("written", path.relative_to(folder).as_posix())
 
     os.fsync = fsync
     optimizer.register_optimizer_step_pre_hook(lambda *_: moment("before a step"))

@@ -153,7 +153,7 @@ def test_a_snapshot_s_key_covers_every_declared_input(name):
         )
     for parameter in RUN_FILE[name]["params"]:
         section = parameter.partition(".")[0]
-        named = f"params.{parameter}" if section == "runtime" else section
+        named = f"params.{parameter}" if section in ("runtime", "seed") else section
         assert re.search(rf"\b{re.escape(named)}\b", values), parameter
 
 

@@ -121,6 +121,8 @@ def test_a_failed_write_leaves_the_snapshots_that_were_there(tmp_path, monkeypat
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space left"):
             store.save(Snapshot(2, {}, {}))
+    (tmp_path / "stage/k/.00000009-x.safetensors.partial").write_text("left by a kill")
+    assert store.latest().step == 1
     assert [path.name.split("-")[0] for path in (tmp_path / "stage" / "k").iterdir()] == ["00000001"]
     assert store.latest().step == 1
 

@@ -18,6 +18,7 @@ def raising(error: BaseException):
         (UserError("seed is 'x': expected an integer"), "error: seed is 'x': expected an integer\n", 1),
         (FileNotFoundError(2, "No such file", "a.csv"), "error: No such file: a.csv\n", 1),
         (OSError("disk on fire"), "error: disk on fire: no file name\n", 1),
+        (FloatingPointError("gradients are not finite"), "error: gradients are not finite\n", 1),
         (KeyboardInterrupt(), "interrupted: run the same command again; training and sampling go on\n", 130),
     ],
 )

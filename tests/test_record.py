@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -246,6 +247,34 @@ def test_what_only_python_calls_json_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json: not valid JSON: -?(NaN|Infinity) is not a JSON number"):
         record.read_json(tmp_path / "x.json")
+
+
+def strike(monkeypatch, at: int) -> None:
+    """Have the `at`-th rename fail, as Ctrl-C would end it."""
+    renames, rename = iter(range(100)), Path.replace
+
+    def struck(self, target):
+        if next(renames) == at:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", struck)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_folder_that_was_there_survives_an_interruption_between_the_renames(tmp_path, monkeypatch, at):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/kept").write_text("before")
+    with monkeypatch.context() as patch:
+        strike(patch, at)
+        with pytest.raises(KeyboardInterrupt), record.replacing(tmp_path / "x") as folder:
+            folder.mkdir()
+            (folder / "new").write_text("after")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["x", "x/kept"]
+    with record.replacing(tmp_path / "x") as folder:
+        folder.mkdir()
+        (folder / "new").write_text("after")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["x", "x/new"]
 
 
 def test_json_nested_beyond_what_can_be_read_is_refused(tmp_path):

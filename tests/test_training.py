@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from tiny import CPU, EOS, perturb, plain_forward, random_texts, write_policy_folder
 from toy import set_params, toy_params
 
-from rlhf import models
+from rlhf import models, record
 from rlhf.config import load
 from rlhf.models import Lora, new_head
 from rlhf.objectives import label_loss, token_rewards
@@ -208,3 +208,49 @@ def test_a_ppo_policy_equal_to_sft_samples_as_sft_does(run):
     assert found[0] == found[1] and all(row["kl"] == 0 for row in found[1])
     texts = {tuple(row["token_ids"]) for row in found[0]}
     assert len(texts) > SIZES["test"]  # the second sample of a prefix is another draw
+
+
+def written() -> dict[str, bytes]:
+    files = [
+        path for folder in ("artifacts", "reports") for path in Path(folder).rglob("*") if path.is_file()
+    ]
+    return {path.as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("sft", {"sft.steps": 5, "sft.lr": 0.02}),
+        (
+            "reward",
+            {"reward.steps": 8, "reward.batch_size": 4, "reward.lr": 0.05, "reward.validate_every": 1},
+        ),
+        (
+            "ppo --seed 1",
+            {"ppo.steps": 4, "ppo.validate_every": 1, "ppo.lr": 0.02}
+            | {"ppo.kl_controller": "stepwise", "ppo.kl_beta": 0.5, "ppo.kl_target": 1e-6},
+        ),
+        ("sample --policy sft", {"sample.n": 2, "sample.batch_size": 3}),
+    ],
+)
+def test_interrupted_after_any_step_a_stage_gives_the_same_bytes(run, monkeypatch, capsys, command, changes):
+    run(command, changes)
+    expected = written()
+    step_of = record.Progress.step
+    for last in (1, 2, 3):
+        calls = iter(range(100))
+
+        def interrupted(progress, *arguments, calls=calls, last=last, **values):
+            step_of(progress, *arguments, **values)
+            if next(calls) == last:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(record.Progress, "step", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run(command, {"runtime.snapshot_seconds": 0})
+        capsys.readouterr()
+        run(command, {"runtime.snapshot_seconds": 1e9})
+        assert f"resuming after step {last}" in capsys.readouterr().out
+        assert written() == expected
+        assert not list(Path(".checkpoints").iterdir())

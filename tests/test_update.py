@@ -235,14 +235,16 @@ def test_summarise_updates_by_hand():
         StepNorms(None, {"policy": None, "value": None}),
     ]
     assert summarise_updates(statistics, norms, 0.5) == {
-        "loss": 3.5,
-        "policy_loss": 2.0,
-        "value_loss": 3.0,
-        "mean_ratio": 1.0,
-        "clip_fraction": 0.5,
+        "loss": 2.0,  # of the first alone: the second was skipped
+        "policy_loss": 1.0,
+        "value_loss": 2.0,
+        "mean_ratio": 1.1,
+        "clip_fraction": 0.25,
         "policy_grad_norm": 3.0,
         "value_grad_norm": 4.0,
         "skipped_updates": 1,
     }
+    both = summarise_updates(statistics, norms[:1] * 2, 0.5)
+    assert (both["loss"], both["policy_loss"], both["value_loss"], both["mean_ratio"]) == (3.5, 2.0, 3.0, 1.0)
     skipped = summarise_updates(statistics, norms[1:] * 2, 0.5)
-    assert skipped["policy_grad_norm"] is None and skipped["skipped_updates"] == 2
+    assert skipped.pop("skipped_updates") == 2 and set(skipped.values()) == {None}

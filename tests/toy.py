@@ -74,6 +74,7 @@ def toy_params(params: dict, folder: Path) -> dict:
     params["reward"] |= {"steps": 6, "batch_size": 4, "lr": 0.01, "validate_every": 3}
     params["ppo"] |= {"seeds": [1, 2], "steps": 3, "batch_size": 4, "minibatches": 2, "lr": 0.01}
     params["ppo"] |= {"validate_every": 2, "validation_prefixes": 4}
+    params["ppo"] |= {"kl_controller": "stepwise", "kl_target": 0.05}
     params["sample"] |= {"n": 2, "batch_size": 8}
     params["judge"] |= {"epochs": 1, "batch_size": 8}
     params["report"] |= {"resamples": 200, "examples": 3}

@@ -42,6 +42,8 @@ def _run(folder: Path, reports: Path, command: str, moment: int | None, strike: 
     os.dup2(console, 1)
     os.dup2(console, 2)
     _watch(folder, os.open(reports / "moments", os.O_WRONLY | os.O_CREAT), moment, strike)
+    # A shell that runs the tests in the background has its children ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     module, *arguments = command.split()
     sys.path[0], sys.argv = str(folder), [module, *arguments]
     status = 1

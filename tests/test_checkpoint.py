@@ -54,6 +54,9 @@ def test_the_newest_is_used_and_two_are_kept(tmp_path, capsys):
     assert capsys.readouterr().out == "stage: resuming after step 11\n"
 
 
+DAMAGES = ("truncated", "empty", "header only", "flipped bit", "other number", "longer", "text")
+
+
 def damage(path, kind: str) -> None:
     content = path.read_bytes()
     middle = len(content) // 2
@@ -62,13 +65,14 @@ def damage(path, kind: str) -> None:
         "empty": b"",
         "header only": content[:8],
         "flipped bit": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "other number": content.replace(b"\x00\x00\x80\x3f", b"\x00\x00\x80\x3e", 1),  # 1.0 becomes 0.25
         "longer": content + b"\0",
         "text": b"not a snapshot",
     }
     path.write_bytes(changed[kind])
 
 
-@pytest.mark.parametrize("kind", ["truncated", "empty", "header only", "flipped bit", "longer", "text"])
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_snapshot_is_said_and_the_one_before_is_used(tmp_path, capsys, kind):
     store = snapshots(tmp_path)
     store.save(Snapshot(1, {"x": torch.ones(3)}, {"log": [1]}))

@@ -183,8 +183,8 @@ def test_killed_over_old_outputs_no_output_is_ever_half_there(folder, server, st
     """Without DVC nothing is removed first: each output is the old one, the new one, or absent."""
     expected = contents(folder, stage)
     moments = run_stage(server, STAGES[stage]).moments
-    renames = [i for i, name in enumerate(moments) if name.startswith(("os.rename", "os.rmdir", "os.remove"))]
-    for moment in renames[-12:]:
+    moved = [i for i, name in enumerate(moments) if name.startswith("os.r") and ".checkpoints" not in name]
+    for moment in [moved[i] for i in some(6, len(moved))]:
         assert run_stage(server, STAGES[stage], moment).status == -signal.SIGKILL
         for out in outputs(folder, stage):
             files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
@@ -192,9 +192,9 @@ def test_killed_over_old_outputs_no_output_is_ever_half_there(folder, server, st
             name = out.relative_to(folder).as_posix()
             whole = {k: v for k, v in expected.items() if k == name or k.startswith(f"{name}/")}
             assert found in ({}, whole), (moments[moment], name)
-    assert run_stage(server, STAGES[stage]).status == 0
-    assert contents(folder, stage) == expected
-    assert leftovers(folder) == []
+        assert run_stage(server, STAGES[stage]).status == 0
+        assert contents(folder, stage) == expected
+        assert leftovers(folder) == []
 
 
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGINT])
@@ -226,6 +226,7 @@ def test_a_stage_that_a_user_started_is_struck_from_outside_and_goes_on(folder, 
 
 
 def test_ctrl_c_while_libraries_are_imported_is_one_line():
-    program = "import stages, signal; signal.raise_signal(signal.SIGINT)"
+    handler = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # whatever the shell has set
+    program = f"import stages, signal; {handler}; signal.raise_signal(signal.SIGINT)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

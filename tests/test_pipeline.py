@@ -125,6 +125,7 @@ def test_a_parameter_invalidates_what_reads_it_and_nothing_else(project, changes
     ("file", "expected"),
     [
         ("rlhf/stats.py", {"report"}),
+        ("rlhf/report/figures.py", {"report"}),
         ("rlhf/update.py", {"ppo@1", "ppo@2"}),
         ("rlhf/judging.py", {"judge-model", "judge"}),
         ("stages/split.py", {"split"}),

@@ -146,12 +146,26 @@ def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
     found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))
     assert "reports/metrics/report.json" in found
     assert all(isinstance(change["new"], int | float) for file in found.values() for change in file.values())
-    view = ("--drop", ".*", "--keep", "ppo.lr|metrics/report", "--csv")
+    view = ("--drop", ".*", "--keep", "Experiment|ppo.lr|judge_probability_ppo|nll_per_token_ppo", "--csv")
     shown = run(project, "dvc", "exp", "show", *view)
     assert "slow" in shown and "ppo.lr" in shown and "judge_probability_ppo_minus_sft" in shown
     assert "sft.lr" not in shown
     run(project, "git", "checkout", "--quiet", ".")
     run(project, "dvc", "checkout", "--quiet")
+    assert changed_stages(project) == set()
+
+
+def test_the_other_commands_of_the_readme(project, tmp_path):
+    verified = run(project, "make", "verify", "STAGES=split report")
+    assert re.search(r"(\d+) outputs, \1 identical, 0 different", verified), verified
+    run(project, "make", "report-html")
+    assert (project / "reports/report.html").exists()
+    run(project, "make", "export", "POLICY=ppo-1", f"TO={tmp_path / 'policy'}")
+    assert (tmp_path / "policy/adapter_model.safetensors").exists()
+    run(project, "make", "bundle", f"ZIP={tmp_path / 'run.zip'}")
+    run(project, "make", "restore", f"ZIP={tmp_path / 'run.zip'}")
+    prompt = ("--policy", "sft", "--policy", "ppo-1", "the film is")
+    assert run(project, "python", "-m", "tools.generate", *prompt).count("the film is") >= 2
     assert changed_stages(project) == set()
 
 

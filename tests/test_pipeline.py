@@ -140,18 +140,28 @@ def test_an_edit_invalidates_the_stages_that_import_it_and_nothing_else(project,
 
 
 def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
-    printed = run(project, "dvc", "exp", "run", "-S", "ppo.lr=1e-5", "--name", "slow")
-    assert stages_run(printed) == {"ppo@1", "ppo@2", "sample-ppo@1", "sample-ppo@2", "judge", "report"}
-    assert yaml.load((project / "params.yaml").read_text())["ppo"]["lr"] == 1e-5
-    found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))
-    assert "reports/metrics/report.json" in found
-    assert all(isinstance(change["new"], int | float) for file in found.values() for change in file.values())
-    view = ("--drop", ".*", "--keep", "Experiment|ppo.lr|judge_probability_ppo|nll_per_token_ppo", "--csv")
-    shown = run(project, "dvc", "exp", "show", *view)
-    assert "slow" in shown and "ppo.lr" in shown and "judge_probability_ppo_minus_sft" in shown
-    assert "sft.lr" not in shown
-    run(project, "git", "checkout", "--quiet", ".")
-    run(project, "dvc", "checkout", "--quiet")
+    try:
+        printed = run(project, "dvc", "exp", "run", "-S", "ppo.lr=1e-5", "--name", "slow")
+        assert stages_run(printed) == {"ppo@1", "ppo@2", "sample-ppo@1", "sample-ppo@2", "judge", "report"}
+        assert yaml.load((project / "params.yaml").read_text())["ppo"]["lr"] == 1e-5
+        found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))
+        assert "reports/metrics/report.json" in found
+        assert all(
+            isinstance(change["new"], int | float) for file in found.values() for change in file.values()
+        )
+        view = (
+            "--drop",
+            ".*",
+            "--keep",
+            "Experiment|ppo.lr|judge_probability_ppo|nll_per_token_ppo",
+            "--csv",
+        )
+        shown = run(project, "dvc", "exp", "show", *view)
+        assert "slow" in shown and "ppo.lr" in shown and "judge_probability_ppo_minus_sft" in shown
+        assert "sft.lr" not in shown
+    finally:
+        run(project, "git", "checkout", "--quiet", ".")
+        run(project, "dvc", "checkout", "--quiet")
     assert changed_stages(project) == set()
 
 

@@ -1,11 +1,14 @@
 """A tiny trained run, as the stages leave it: sources, SFT, one PPO seed of two, metrics and the lock."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 from architecture import ROOT
+from locks import listed
 from ruamel.yaml import YAML
 from tiny import CPU, ROTARY_TARGETS, perturb, write_policy_folder
+from toy import set_params
 
 from rlhf.config import Source
 from rlhf.models import Lora, add_adapters, load_base, save_adapter
@@ -41,23 +44,10 @@ METRICS = {
 }
 
 
-def write_params(folder: Path, changes: dict[str, object]) -> None:
-    """Write the real params.yaml with some values changed."""
-    yaml = YAML()
-    params = yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        section = params
-        for name in sections:
-            section = section[name]
-        section[last] = value
-    with (folder / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(params, file)
-
-
 def write_run(folder: Path) -> None:
     """Write what the stages leave, for a policy of two layers: SFT, and PPO seed 1 but not yet 2."""
-    write_params(folder, CHANGES | {"fetch.policy": SOURCE})
+    shutil.copy(ROOT / "params.yaml", folder)
+    set_params(folder, CHANGES | {"fetch.policy": SOURCE})
     write_policy_folder(folder / "policy", generation={"repetition_penalty": 5.0})
     lora = Lora(rank=2, alpha=4.0, targets=ROTARY_TARGETS)
     model = add_adapters(load_base(folder / "policy", "float32", "none", CPU), lora, ["sft", "ppo"], seed=1)
@@ -85,7 +75,3 @@ def write_lock(folder: Path, params: dict | None = None, deps: dict[str, str] | 
     }
     stages = {"train": {"outs": listed({name: outs[name] for name in names[:2]})}, "report": report}
     YAML(typ="safe", pure=True).dump({"schema": "2.0", "stages": stages}, folder / "dvc.lock")
-
-
-def listed(hashes: dict[str, str]) -> list[dict]:
-    return [{"path": path, "md5": md5} for path, md5 in hashes.items()]

@@ -36,7 +36,7 @@ THIRD_PARTY = {
     "scoring": {"torch", "peft"},
     "rollout": {"torch", "peft", "numpy"},
     "update": {"torch", "peft"},
-    "judging": {"torch", "transformers", "vaderSentiment", "safetensors"},
+    "judging": {"torch", "transformers", "vaderSentiment"},
     "report.figures": {"matplotlib", "numpy", "pandas"},
     "report.comparisons": {"numpy", "pandas"},
     "report.levels": {"numpy", "pandas"},
@@ -44,7 +44,7 @@ THIRD_PARTY = {
     "report.verdict": {"pandas"},
     "report.published": {"pandas"},
     "report.results": {"pandas"},
-    "report.appendix": {"pandas", "numpy"},
+    "report.appendix": {"pandas"},
 }
 LAYERS = (
     {"__init__", "errors", "strict", "randomness", "resampling", "ops", "batching", "textmetrics"},

@@ -72,10 +72,6 @@ def call(project, monkeypatch):
     return called
 
 
-def row_of(section, measure):
-    return next(line for line in section.split("\n") if line.startswith(f"| {measure}"))
-
-
 def test_each_experiment_is_compared_to_the_first_on_the_same_prefixes(call):
     text = call("main", "exp-a", "exp-b")
     opening, better, same = text.split("\n## ")

@@ -13,8 +13,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from safetensors import SafetensorError
+from transformers import GenerationConfig
 
-import stages  # noqa: F401  (before the libraries that its settings keep quiet)
 from rlhf.config import Params, load
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, set_determinism
@@ -105,8 +105,6 @@ def write_adapter(folder: Path, adapter: Path, params: Params) -> None:
 
 def write_merged(folder: Path, base: Path, adapter: Path, params: Params) -> None:
     """Write W + (alpha / rank) B A in float32; unless told otherwise it then samples as it was evaluated."""
-    from transformers import GenerationConfig  # here, after the settings of `stages`
-
     tokenizer = load_tokenizer(base)
     device = set_determinism("cpu", params.runtime.threads)
     lora = Lora(**vars(params.model.lora))

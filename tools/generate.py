@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-import stages  # noqa: F401  (before the libraries that its settings keep quiet)
 from rlhf.batching import chunks
 from rlhf.config import Generation, Params, load
 from rlhf.errors import UserError, run

@@ -5,12 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 from architecture import ROOT
 from ruamel.yaml import YAML
-from striking import run_stage, stage_server
+from striking import Run, run_stage, stage_server
 from toy import environment, set_params
 
 INTERRUPTED = "interrupted: run the same command again; training and sampling go on"
@@ -39,14 +41,19 @@ def server(folder):
         yield server
 
 
+@cache
 def outputs(folder: Path, stage: str) -> list[Path]:
     lock = YAML(typ="safe", pure=True).load((folder / "dvc.lock").read_text())["stages"]
     return [folder / out["path"] for out in lock[stage]["outs"]]
 
 
+def files_of(folder: Path, output: Path) -> dict[str, bytes]:
+    found = [path for path in (output, *output.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 def contents(folder: Path, stage: str) -> dict[str, bytes]:
-    found = [p for out in outputs(folder, stage) for p in ([out] if out.is_file() else out.rglob("*"))]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found if path.is_file()}
+    return {name: data for out in outputs(folder, stage) for name, data in files_of(folder, out).items()}
 
 
 def clear(folder: Path, stage: str) -> None:
@@ -63,27 +70,39 @@ def some(count: int, of: int) -> list[int]:
     return list(range(of)) if EVERY else sorted({round(i * (of - 1) / (count - 1)) for i in range(count)})
 
 
+def undisturbed(folder: Path, server: Popen, stage: str) -> Run:
+    """A run as DVC would start it; its moments are those of every other run that starts like it."""
+    clear(folder, stage)
+    done = run_stage(server, STAGES[stage])
+    assert done.status == 0, done.printed
+    return done
+
+
+def go_on(folder: Path, server: Popen, stage: str, expected: dict[str, bytes], after: str) -> str:
+    """Run the stage again after a strike; it must end as if nothing had happened. Return what it printed."""
+    again = run_stage(server, STAGES[stage])
+    assert again.status == 0, (after, again.printed)
+    assert contents(folder, stage) == expected, after
+    assert leftovers(folder) == [], after
+    return again.printed
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_at_many_moments_a_stage_ends_with_the_same_bytes(folder, server, stage):
     expected = contents(folder, stage)
-    clear(folder, stage)
-    undisturbed = run_stage(server, STAGES[stage])
-    assert undisturbed.status == 0, undisturbed.printed
+    moments = undisturbed(folder, server, stage).moments
     assert contents(folder, stage) == expected
-    names = {name.split()[0] for name in undisturbed.moments}
+    names = {name.split()[0] for name in moments}
     assert {"open", "os.rename", "half", "written", "os.mkdir", "os.remove"} <= names
     assert ("before" in names) is ("after" in names) is (stage != "sample@sft")  # an optimiser step
     resumed = 0
-    for moment in some(12, len(undisturbed.moments)):
+    chosen = some(12, len(moments))
+    for moment in chosen:
         clear(folder, stage)
         struck = run_stage(server, STAGES[stage], moment)
-        assert struck.status == -signal.SIGKILL, (undisturbed.moments[moment], struck.printed)
-        again = run_stage(server, STAGES[stage])
-        assert again.status == 0, (undisturbed.moments[moment], again.printed)
-        assert contents(folder, stage) == expected, undisturbed.moments[moment]
-        assert leftovers(folder) == [], undisturbed.moments[moment]
-        resumed += "resuming after step" in again.printed
-    print(f"{stage}: {len(some(12, len(undisturbed.moments)))} kills, {resumed} resumed")
+        assert struck.status == -signal.SIGKILL, (moments[moment], struck.printed)
+        resumed += "resuming after step" in go_on(folder, server, stage, expected, moments[moment])
+    print(f"{stage}: {len(chosen)} kills, {resumed} resumed")
     assert resumed >= 6
 
 
@@ -103,8 +122,7 @@ def test_killed_again_and_again_ppo_still_ends_with_the_same_bytes(folder, serve
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_is_one_line_and_costs_nothing_but_time(folder, server, stage):
     expected = contents(folder, stage)
-    clear(folder, stage)
-    moments = run_stage(server, STAGES[stage]).moments
+    moments = undisturbed(folder, server, stage).moments
     opened = [i for i, name in enumerate(moments) if name.startswith("open")]
     for moment in [opened[i] for i in some(3, len(opened))]:
         clear(folder, stage)
@@ -113,15 +131,12 @@ def test_a_full_disk_is_one_line_and_costs_nothing_but_time(folder, server, stag
         assert struck.printed.splitlines()[-1].startswith("error: No space left on device: ")
         assert "Traceback" not in struck.printed
         assert [path for path in leftovers(folder) if path.name.endswith(".partial")] == []
-        assert run_stage(server, STAGES[stage]).status == 0
-        assert contents(folder, stage) == expected, moments[moment]
-        assert leftovers(folder) == []
+        go_on(folder, server, stage, expected, moments[moment])
 
 
 def test_a_damaged_snapshot_is_said_and_changes_no_byte(folder, server):
     expected = contents(folder, "ppo@1")
-    clear(folder, "ppo@1")
-    moments = run_stage(server, STAGES["ppo@1"]).moments
+    moments = undisturbed(folder, server, "ppo@1").moments
     third = [i for i, name in enumerate(moments) if name.startswith("written")][2]
     for both in (False, True):
         clear(folder, "ppo@1")
@@ -132,11 +147,9 @@ def test_a_damaged_snapshot_is_said_and_changes_no_byte(folder, server):
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 1
             path.write_bytes(content)
-        again = run_stage(server, STAGES["ppo@1"])
-        assert again.status == 0, again.printed
-        assert f"ppo-1: snapshot {newest.name} is damaged and not used" in again.printed
-        assert ("resuming after step" in again.printed) is not both
-        assert contents(folder, "ppo@1") == expected
+        printed = go_on(folder, server, "ppo@1", expected, "damage")
+        assert f"ppo-1: snapshot {newest.name} is damaged and not used" in printed
+        assert ("resuming after step" in printed) is not both
 
 
 def test_a_snapshot_of_other_inputs_is_never_resumed(folder, server):
@@ -155,15 +168,13 @@ def test_a_snapshot_of_other_inputs_is_never_resumed(folder, server):
         assert contents(folder, "sft") == other
     finally:
         (folder / "params.yaml").write_text(params)
-    assert run_stage(server, "sft").status == 0
-    assert contents(folder, "sft") == expected
+    go_on(folder, server, "sft", expected, "other inputs")
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_is_one_line_and_the_next_run_goes_on(folder, server, stage):
     expected = contents(folder, stage)
-    clear(folder, stage)
-    moments = run_stage(server, STAGES[stage]).moments
+    moments = undisturbed(folder, server, stage).moments
     written = [i for i, name in enumerate(moments) if name.startswith("written .checkpoints")]
     for moment in (written[0] + 2, written[-1] + 2):  # a snapshot is in place by then
         clear(folder, stage)
@@ -171,11 +182,7 @@ def test_ctrl_c_is_one_line_and_the_next_run_goes_on(folder, server, stage):
         assert struck.status == 130, struck.printed
         assert struck.printed.splitlines()[-1] == INTERRUPTED
         assert "Traceback" not in struck.printed
-        again = run_stage(server, STAGES[stage])
-        assert again.status == 0, again.printed
-        assert "resuming after step" in again.printed
-        assert contents(folder, stage) == expected, moments[moment]
-        assert leftovers(folder) == []
+        assert "resuming after step" in go_on(folder, server, stage, expected, moments[moment])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -187,21 +194,17 @@ def test_killed_over_old_outputs_no_output_is_ever_half_there(folder, server, st
     for moment in [moved[i] for i in some(6, len(moved))]:
         assert run_stage(server, STAGES[stage], moment).status == -signal.SIGKILL
         for out in outputs(folder, stage):
-            files = [out] if out.is_file() else [path for path in out.rglob("*") if path.is_file()]
-            found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
             name = out.relative_to(folder).as_posix()
             whole = {k: v for k, v in expected.items() if k == name or k.startswith(f"{name}/")}
-            assert found in ({}, whole), (moments[moment], name)
-        assert run_stage(server, STAGES[stage]).status == 0
-        assert contents(folder, stage) == expected
-        assert leftovers(folder) == []
+            assert files_of(folder, out) in ({}, whole), (moments[moment], name)
+        go_on(folder, server, stage, expected, moments[moment])
 
 
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGINT])
 def test_a_stage_that_a_user_started_is_struck_from_outside_and_goes_on(folder, server, strike):
     expected = contents(folder, "judge-model")
     clear(folder, "judge-model")
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, "-m", "stages.judge_model"],
         cwd=folder,
         env=environment(OMP_NUM_THREADS="1"),
@@ -219,10 +222,7 @@ def test_a_stage_that_a_user_started_is_struck_from_outside_and_goes_on(folder, 
         assert (process.returncode, errors.splitlines()[-1]) == (130, INTERRUPTED)
     else:
         assert process.returncode == -signal.SIGKILL
-    again = run_stage(server, STAGES["judge-model"])
-    assert "resuming after step" in again.printed
-    assert contents(folder, "judge-model") == expected
-    assert leftovers(folder) == []
+    assert "resuming after step" in go_on(folder, server, "judge-model", expected, strike.name)
 
 
 def test_ctrl_c_while_libraries_are_imported_is_one_line():

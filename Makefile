@@ -3,11 +3,15 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro test lint verify mutants compare report-html export bundle restore
+.PHONY: repro repro-qa test lint verify mutants compare report-html export bundle restore
 
 repro: .venv/installed.txt
 	dvc repro
 	@echo "The report is reports/report.md"
+
+repro-qa: .venv/installed.txt
+	dvc repro qa/dvc.yaml
+	@echo "The report is qa/reports/report.md"
 
 test: .venv/installed.txt
 	pytest

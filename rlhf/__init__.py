@@ -13,7 +13,7 @@ Notation used by every module, in shapes and in names:
     logprobs        [B, R]  log pi(token_t | tokens before t), float32, nats
     ref_logprobs    [B, R]  the same under the frozen SFT policy
     values          [B, R]  the value head's estimate before token t is chosen
-    scores          [B]     the frozen reward model's judgement of the whole text, in [-1, 1]
+    scores          [B]     the frozen reward model's judgement of the whole text
     rewards         [B, R]  per-token KL penalty, plus the score on the last real token
     advantages      [B, R]  generalised advantage estimates
     returns         [B, R]  raw advantages + values, the value head's target

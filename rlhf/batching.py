@@ -1,5 +1,6 @@
 """Lists of token ids into padded tensors, grouped by length so that little of a batch is padding."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ class Batch(NamedTuple):
 
 
 def pad_pairs(
-    prompts: list[list[int]], responses: list[list[int]], pad_id: int, device: torch.device
+    prompts: Sequence[list[int]], responses: Sequence[list[int]], pad_id: int, device: torch.device
 ) -> Batch:
     """Pad prompts on the left and responses on the right, so that responses share their first column."""
     if len(prompts) != len(responses) or not prompts:

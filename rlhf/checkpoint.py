@@ -43,8 +43,8 @@ def inputs_key(values: Any, files: Iterable[str | Path]) -> str:
     """Hash all that decides a stage's bytes: a key that differs means that a snapshot must not be used.
 
     `values` (dataclasses and JSON values, the environment among them), the bytes of `files` and of folders
-    among them, and the files of the project's code that is loaded. To be called before anything slow, while
-    those files still are what was loaded.
+    among them, the pinned packages, and the files of the project's code that is loaded. To be called before
+    anything slow, while those files still are what was loaded.
     """
     digest = hashlib.sha256(json.dumps(values, default=dataclasses.asdict).encode())
     for path in [*_loaded_code(), *map(Path, files)]:
@@ -57,7 +57,8 @@ def inputs_key(values: Any, files: Iterable[str | Path]) -> str:
 def _loaded_code() -> list[Path]:
     root = Path(__file__).resolve().parent.parent
     files = {Path(m.__file__).resolve() for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
-    return sorted(f for f in files if f.is_relative_to(root / "rlhf") or f.is_relative_to(root / "stages"))
+    code = sorted(f for f in files if f.is_relative_to(root / "rlhf") or f.is_relative_to(root / "stages"))
+    return [root / "constraints.txt", *code]
 
 
 class Snapshots:
@@ -124,7 +125,9 @@ def training_snapshot(
     tensors = {}
     for index, parameter in enumerate(_parameters(optimizer)):
         values = {"parameter": parameter.detach(), **optimizer.state[parameter]}
-        tensors |= {f"{index}.{name}": value.cpu().contiguous() for name, value in values.items()}
+        # bitsandbytes counts its steps in an int, and its parameters share tables, which safetensors refuses.
+        copies = {name: torch.as_tensor(value).cpu().contiguous().clone() for name, value in values.items()}
+        tensors |= {f"{index}.{name}": value for name, value in copies.items()}
     if best:
         tensors |= {f"best.{index}": value.cpu() for index, value in enumerate(best.parameters)}
         record |= {"best_step": best.step, "best_value": best.value}
@@ -141,14 +144,20 @@ def restore_training(
         prefix = f"{index}."
         state = {k.removeprefix(prefix): v for k, v in snapshot.tensors.items() if k.startswith(prefix)}
         parameter.copy_(state.pop("parameter"))
-        # AdamW counts its steps on the CPU.
-        optimizer.state[parameter] = {k: v.to(parameter.device) if v.ndim else v for k, v in state.items()}
+        optimizer.state[parameter] = {k: _state_value(v, parameter.device) for k, v in state.items()}
     if snapshot.record["scaler"]:
         scaler.load_state_dict(snapshot.record["scaler"])
     if "best_step" not in snapshot.record:
         return None
     values = [snapshot.tensors[f"best.{index}"].to(p.device) for index, p in enumerate(parameters)]
     return Best(snapshot.record["best_step"], snapshot.record["best_value"], values)
+
+
+def _state_value(value: Tensor, device: torch.device) -> Tensor | int:
+    """torch's AdamW counts its steps in a float tensor on the CPU, bitsandbytes' in an int."""
+    if value.ndim:
+        return value.to(device)
+    return value if value.is_floating_point() else value.item()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -5,194 +5,37 @@ YAML 1.2 (ruamel) is used because DVC writes `1e-05` for a learning rate, which 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlhf.errors import UserError
-from rlhf.strict import (
-    BelowOne,
-    Count,
-    Fraction,
-    Natural,
-    NonNegative,
-    Positive,
-    Seeds,
-    Several,
-    Sha256,
-    Text,
-    parse,
+from rlhf.sections import (
+    Adam,
+    Fetch,
+    Generation,
+    Judge,
+    Model,
+    PolicyFetch,
+    Ppo,
+    Preferences,
+    QuestionSplit,
+    Report,
+    Reward,
+    Runtime,
+    Sample,
+    Sft,
+    Split,
 )
+from rlhf.strict import Natural, parse
 
 
 @dataclass(frozen=True)
-class Runtime:
-    """`snapshot_seconds` decides no output, so no stage declares it: 0 means a snapshot after every step."""
+class Common:
+    """What both pipelines have."""
 
-    device: Literal["cpu", "cuda"]
-    threads: Count
-    snapshot_seconds: NonNegative
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model or a data set comes from; `rlhf.sources` gives each kind's meaning of the keys."""
-
-    kind: Literal["wheel", "hub", "file"]
-    name: Text
-    revision: Text | None
-    path: Text | None
-    sha256: dict[str, Sha256]
-    license: Text
-
-
-@dataclass(frozen=True)
-class Fetch:
-    policy: Source
-    reviews: Source
-    judge: Source
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of the labelled data set are used, and under which column names."""
-
-    text_column: Text
-    label_column: Text
-    where: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    sft: Count
-    rm: Count
-    ppo: Count
-    val: Several
-    rm_test: Count
-    test: Several
-
-
-@dataclass(frozen=True)
-class JudgeRows:
-    """The judge's training texts: the last whole sentences of `size` reviews, at most `characters` long, and,
-    if `leftover` is set, the snippets that no other part uses, those outside the token limits included."""
-
-    where: dict[str, str]
-    characters: Count
-    size: Count
-    leftover: bool
-
-
-@dataclass(frozen=True)
-class Split:
-    rows: Rows
-    min_tokens: Count
-    max_tokens: Count
-    sizes: Sizes
-    judge: JudgeRows
-    sha256: dict[str, Sha256] | None
-
-
-@dataclass(frozen=True)
-class Lora:
-    rank: Count
-    alpha: Positive
-    targets: tuple[Text, ...]
-
-
-@dataclass(frozen=True)
-class Model:
-    dtype: Literal["float32", "bfloat16", "float16"]
-    quantization: Literal["none", "nf4"]
-    lora: Lora
-    micro_batch_tokens: Count
-
-
-@dataclass(frozen=True)
-class Adam:
-    beta1: BelowOne
-    beta2: BelowOne
-    eps: Positive
-    weight_decay: NonNegative
-    max_grad_norm: Positive
-
-
-@dataclass(frozen=True)
-class Generation:
-    prefix_tokens: Count
-    response_tokens: Count
-    temperature: Positive
-
-
-@dataclass(frozen=True)
-class Sft:
-    steps: Count
-    batch_size: Count
-    lr: Positive
-
-
-@dataclass(frozen=True)
-class Reward:
-    steps: Count
-    batch_size: Count
-    lr: Positive
-    validate_every: Count
-    weak_accuracy: Fraction
-
-
-@dataclass(frozen=True)
-class Ppo:
-    """`kl_target`, for a controller that is not fixed, is in nats per token; `kl_horizon` counts rollouts."""
-
-    seeds: Seeds
-    steps: Count
-    batch_size: Count
-    minibatches: Count
-    epochs: Count
-    lr: Positive
-    kl_beta: NonNegative
-    kl_controller: Literal["fixed", "ziegler", "stepwise"]
-    kl_target: Positive
-    kl_horizon: Count
-    clip: Positive
-    value_clip: Positive
-    value_coef: NonNegative
-    gamma: Fraction
-    lam: Fraction
-    validate_every: Count
-    validation_prefixes: Several
-
-
-@dataclass(frozen=True)
-class Sample:
-    n: Count
-    batch_size: Count
-
-
-@dataclass(frozen=True)
-class Judge:
-    """How the judge is trained; `epochs` 0 takes a ready classifier as it is."""
-
-    epochs: Natural
-    batch_size: Count
-    lr: Positive
-    max_tokens: Count
-
-
-@dataclass(frozen=True)
-class Report:
-    title: Text
-    resamples: Count
-    examples: Count
-
-
-@dataclass(frozen=True)
-class Params:
     seed: Natural
     runtime: Runtime
-    fetch: Fetch
-    split: Split
     model: Model
     adam: Adam
     generation: Generation
@@ -200,36 +43,47 @@ class Params:
     reward: Reward
     ppo: Ppo
     sample: Sample
-    judge: Judge
     report: Report
 
 
-def load(path: str | Path = "params.yaml") -> Params:
-    """Read and check the whole of `path`; raises `UserError` naming key, value and what was expected."""
+@dataclass(frozen=True)
+class Params(Common):
+    """The movie-review pipeline: labelled texts, a trained judge."""
+
+    fetch: Fetch
+    split: Split
+    judge: Judge
+
+
+@dataclass(frozen=True)
+class QuestionParams(Common):
+    """The question answering pipeline: answered and bare questions, pairwise preferences."""
+
+    fetch: PolicyFetch
+    split: QuestionSplit
+    preferences: Preferences
+
+
+def load(path: str | Path = "params.yaml") -> Params | QuestionParams:
+    """Read and check the whole of `path`; a section `preferences` makes it question answering.
+
+    Raises `UserError` naming key, value and what was expected.
+    """
     try:
         document = YAML(typ="safe", pure=True).load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; run from the project's root") from None
+        raise UserError(f"{path}: no such file; run from the folder that holds it") from None
     except (YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    params = parse(str(path), document, Params)
+    asks = isinstance(document, dict) and "preferences" in document
+    params = parse(str(path), document, QuestionParams if asks else Params)
     _check_together(str(path), params)
     return params
 
 
-def _check_together(path: str, params: Params) -> None:
-    split, generation, ppo = params.split, params.generation, params.ppo
+def _check_together(path: str, params: Params | QuestionParams) -> None:
+    ppo = params.ppo
     wrong = [
-        (
-            split.min_tokens > split.max_tokens,
-            f"split.min_tokens {split.min_tokens}",
-            "at most split.max_tokens",
-        ),
-        (
-            generation.prefix_tokens >= split.min_tokens,
-            f"generation.prefix_tokens {generation.prefix_tokens}",
-            "less than split.min_tokens, so that every row has a continuation",
-        ),
         (
             ppo.batch_size % ppo.minibatches != 0,
             f"ppo.minibatches {ppo.minibatches}",
@@ -241,11 +95,58 @@ def _check_together(path: str, params: Params) -> None:
             "at least ppo.batch_size, so that the KL coefficient stays positive",
         ),
         (
-            ppo.validation_prefixes > split.sizes.val,
+            ppo.validation_prefixes > params.split.sizes.val,
             f"ppo.validation_prefixes {ppo.validation_prefixes}",
             "at most split.sizes.val",
         ),
+        *(_wrong_in_reviews(params) if isinstance(params, Params) else _wrong_in_questions(params)),
     ]
     for is_wrong, what, expected in wrong:
         if is_wrong:
             raise UserError(f"{path}: {what}: expected {expected}")
+
+
+def _wrong_in_reviews(params: Params) -> list[tuple[bool, str, str]]:
+    split, prefix, prompt = params.split, params.generation.prefix_tokens, params.sft.prompt_tokens
+    return [
+        (
+            split.min_tokens > split.max_tokens,
+            f"split.min_tokens {split.min_tokens}",
+            "at most split.max_tokens",
+        ),
+        (
+            prefix is None or prefix >= split.min_tokens,
+            f"generation.prefix_tokens {prefix}",
+            "less than split.min_tokens, so that every row has a continuation",
+        ),
+        (
+            prompt is None or prompt >= split.min_tokens,
+            f"sft.prompt_tokens {prompt}",
+            "less than split.min_tokens, so that every row has a continuation",
+        ),
+        (
+            set(split.rows.labels.values()) != {0, 1},
+            f"split.rows.labels {split.rows.labels}",
+            "at least one value for 0 and one for 1",
+        ),
+        (
+            split.judge is None and params.judge.epochs > 0,
+            f"split.judge null with judge.epochs {params.judge.epochs}",
+            "rows to train the judge on, or judge.epochs 0 for a ready classifier",
+        ),
+        (
+            params.reward.loss != "label",
+            f"reward.loss {params.reward.loss}",
+            "label",
+        ),
+    ]
+
+
+def _wrong_in_questions(params: QuestionParams) -> list[tuple[bool, str, str]]:
+    prefix, prompt = params.generation.prefix_tokens, params.sft.prompt_tokens
+    null = "null, since each row says where its prompt ends"
+    return [
+        (prefix is not None, f"generation.prefix_tokens {prefix}", null),
+        (prompt is not None, f"sft.prompt_tokens {prompt}", null),
+        (params.reward.loss != "pairwise", f"reward.loss {params.reward.loss}", "pairwise"),
+    ]

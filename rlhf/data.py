@@ -1,16 +1,16 @@
 """Labelled text: reading, normalising, and a split that depends on content alone, never on row order."""
 
-import csv
 import hashlib
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import combinations
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
+from rlhf.tables import Record, read_records, shown, spelled
 
 
 class Row(NamedTuple):
@@ -20,32 +20,53 @@ class Row(NamedTuple):
     label: int
 
 
-def read_table(path: Path, text_column: str, label_column: str, where: dict[str, str]) -> list[Row]:
-    """Read a CSV file's rows whose columns equal `where`; raises `UserError` naming file, line and value."""
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    rows = []
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            for name in (text_column, label_column, *where):
-                if name not in (reader.fieldnames or []):
-                    raise UserError(f"{path.name}: no column {name!r}: it has {reader.fieldnames}")
-            for fields in reader:
-                if all(fields[name] == value for name, value in where.items()):
-                    rows.append(_row(path.name, reader.line_num, fields[text_column], fields[label_column]))
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise UserError(f"{path.name}, line {reader.line_num}: not readable as CSV: {error}") from None
-    if not rows:
-        raise UserError(f"{path.name}: no row where {where}")
-    return rows
+def read_table(
+    path: Path,
+    text_column: str,
+    label_column: str,
+    labels: dict[str, int],
+    where: dict[str, str],
+    encoding: str,
+) -> list[Row]:
+    """Read a table's rows whose columns equal `where`; formats and encodings are those of `read_records`.
+
+    `labels` maps what the label column holds, as `spelled`, to 0 or 1. Texts lose the white space around
+    them. Raises `UserError` naming file, row and value.
+    """
+    records = read_records(path, (text_column, label_column), where, encoding)
+    return [
+        Row(_text(record.place, record.values[text_column]), _label(record, label_column, labels))
+        for record in records
+    ]
 
 
-def _row(name: str, line: int, text: str | None, label: str | None) -> Row:
-    if label not in ("0", "1"):
-        raise UserError(f"{name}, line {line}: label is {label!r}: expected 0 or 1")
-    if not text or not text.strip():
-        raise UserError(f"{name}, line {line}: the text is empty")
-    return Row(text.strip(), int(label))
+def _text(place: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"{place}: the text is {shown(text)}: expected a text")
+    if not text.strip():
+        raise UserError(f"{place}: the text is empty")
+    if re.search(r"[\0\ud800-\udfff]", text):
+        raise UserError(f"{place}: the text {shown(text)} holds a NUL or half a surrogate pair")
+    return text.strip()
+
+
+def _label(record: Record, column: str, labels: dict[str, int]) -> int:
+    value = record.values[column]
+    label = labels.get(spelled(value))
+    if label is None:
+        *names, last = labels
+        expected = f"{', '.join(names)} or {last}" if names else last
+        raise UserError(f"{record.place}: label is {shown(value)}: expected {expected}")
+    return label
+
+
+def check_both_labels(name: str, rows: list[dict]) -> None:
+    """Raise `UserError` where all of `rows` have one label: nothing can be learned or tested on them."""
+    labels = {row["label"] for row in rows}
+    if len(labels) == 1:
+        raise UserError(
+            f"{name}: each of the {len(rows)} rows in use has label {labels.pop()}: expected 0 and 1"
+        )
 
 
 def normalised(text: str) -> str:
@@ -66,11 +87,11 @@ def distinct(rows: list[Row]) -> tuple[list[Row], dict[str, int]]:
     return kept, {"duplicate": len(rows) - len(kept) - contradicting, "contradicting_labels": contradicting}
 
 
-def in_hash_order(rows: list[Row], seed: int) -> list[Row]:
+def in_hash_order(rows: list, seed: int, text_of: Callable[[Any], str] = attrgetter("text")) -> list:
     """Order rows by sha256(seed, normalised text): a shuffle that every machine and file order agrees on."""
 
-    def key(row: Row) -> bytes:
-        return hashlib.sha256(f"{seed}\x00{normalised(row.text)}".encode()).digest()
+    def key(row: Any) -> bytes:
+        return hashlib.sha256(f"{seed}\x00{normalised(text_of(row))}".encode()).digest()
 
     return sorted(rows, key=key)
 
@@ -79,7 +100,9 @@ def cut(rows: list[dict], sizes: dict[str, int]) -> dict[str, list[dict]]:
     """Cut `rows` in order into disjoint parts and number each part's rows; `UserError` if too few."""
     needed = sum(sizes.values())
     if len(rows) < needed:
-        raise UserError(f"split.sizes needs {needed} rows and only {len(rows)} are eligible")
+        raise UserError(
+            f"split.sizes needs {needed} rows for {', '.join(sizes)} and only {len(rows)} are eligible"
+        )
     parts, start = {}, 0
     for part, size in sizes.items():
         chosen = rows[start : start + size]

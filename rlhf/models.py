@@ -1,11 +1,21 @@
-"""One frozen base model, named LoRA adapters on it, linear heads beside it: load, switch, measure, save.
+"""One frozen base model and named LoRA adapters on it: load, switch, measure, save.
 
-The only module that knows peft and bitsandbytes.
+Only this module knows peft, and only it and `rlhf.optim` know bitsandbytes. Who computes in which dtype:
+
+    the base's weights and hidden states    `dtype`; with nf4 the blocks' weights have 4 bits, read as `dtype`
+    adapters and their gradients            float32; what they add is rounded to `dtype` with the layer's sum
+    logits                                  a product in `dtype`, then float32
+    heads, log-probabilities, KL, losses    float32
+
+There is no autocast: every conversion is written where it happens, the adapters' in peft.
 """
 
+import functools
 import hashlib
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +25,23 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.pytorch_utils import Conv1D
 
 from rlhf.errors import UserError
 from rlhf.randomness import stream
 from rlhf.record import read_json
 
+ALL_LINEAR = "all-linear"
+
 
 class Lora(NamedTuple):
-    """A low-rank adapter's shape: W + (alpha / rank) B A on every target. Source: Hu et al. 2021."""
+    """A low-rank adapter's shape: W + (alpha / rank) B A on every target. Source: Hu et al. 2021.
+
+    Targets are names of linear layers, or all-linear alone: every one in the model's blocks.
+    """
 
     rank: int
     alpha: float
@@ -43,16 +61,32 @@ def set_determinism(device: str, threads: int) -> torch.device:
     return torch.device(device)
 
 
-def load_base(folder: Path, dtype: str, quantization: str, device: torch.device) -> nn.Module:
-    """Load a causal language model with every weight frozen; `quantization` is none or nf4."""
-    torch_dtype = getattr(torch, dtype)
-    arguments = {"dtype": torch_dtype, "attn_implementation": "sdpa", "use_safetensors": True}
+def torch_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """What a name means; `half` is bfloat16 where the device computes in it, else float16, said in a line."""
+    if dtype != "half":
+        return getattr(torch, dtype)
+    native = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = torch.bfloat16 if native else torch.float16
+    print(f"model.dtype half: {str(chosen).removeprefix('torch.')} on {device.type}", flush=True)
+    return chosen
+
+
+def load_base(
+    folder: Path, dtype: str, quantization: str, device: torch.device, gradient_checkpointing: bool = False
+) -> nn.Module:
+    """Load a causal language model with every weight frozen; `quantization` is none or nf4.
+
+    `gradient_checkpointing` keeps no activations inside the blocks and computes them again in the backward
+    pass: the same gradients for less memory and a third more time.
+    """
+    weights_dtype = torch_dtype(dtype, device)
+    arguments = {"dtype": weights_dtype, "attn_implementation": "sdpa", "use_safetensors": True}
     if quantization == "nf4":
         arguments["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch_dtype,
+            bnb_4bit_compute_dtype=weights_dtype,
         )
         arguments["device_map"] = {"": device}
     base, found = AutoModelForCausalLM.from_pretrained(
@@ -65,16 +99,40 @@ def load_base(folder: Path, dtype: str, quantization: str, device: torch.device)
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     base.requires_grad_(False)
+    if gradient_checkpointing:
+        _recompute_blocks(base)
     return base.to(device).eval() if quantization == "none" else base.eval()
 
 
-def add_adapters(base: nn.Module, lora: Lora, names: list[str], seed: int) -> PeftModel:
-    """Put fresh adapters on `base`: A from U(-1/sqrt(in), 1/sqrt(in)), B zero, each name its own stream."""
-    _check_targets(base, lora.targets)
+def _recompute_blocks(base: nn.Module) -> None:
+    """transformers' own switch acts in training mode alone, and that would turn dropout on."""
+    blocks = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not blocks:
+        raise UserError(
+            f"model.gradient_checkpointing is true: expected a model whose blocks can be recomputed, "
+            f"not {type(base).__name__}"
+        )
+    for block in blocks:
+        block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward, *inputs, **options):
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **options)
+    # The reentrant kind gives no gradient where a block's input needs none, as below the first adapter.
+    return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
+
+def add_adapters(base: nn.Module, lora: Lora, names: list[str], seed: int, dropout: float = 0.0) -> PeftModel:
+    """Put fresh adapters on `base`: A from U(-1/sqrt(in), 1/sqrt(in)), B zero, each name its own stream.
+
+    `dropout` on the adapters' inputs acts only inside `lora_dropout`.
+    """
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules=list(lora.targets),
+        target_modules=_resolve_targets(base, lora.targets),
+        lora_dropout=dropout,
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(base, config, adapter_name=names[0])
@@ -86,17 +144,49 @@ def add_adapters(base: nn.Module, lora: Lora, names: list[str], seed: int) -> Pe
     return model.eval()
 
 
-def _check_targets(base: nn.Module, targets: tuple[str, ...]) -> None:
-    layers = [name for name, module in base.named_modules() if _is_matrix(module)]
+def _resolve_targets(base: nn.Module, targets: tuple[str, ...]) -> list[str]:
+    layers = [name for name, module in base.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    if tuple(targets) == (ALL_LINEAR,):
+        # Blocks are the numbered members of a list; the output head is outside of them.
+        inside = {name.split(".")[-1] for name in layers if any(map(str.isdecimal, name.split(".")[:-1]))}
+        targets = sorted(inside) or targets
     for target in targets:
         if not any(f".{name}".endswith(f".{target}") for name in layers):
             candidates = ", ".join(sorted({name.split(".")[-1] for name in layers}))
-            raise UserError(f"model.lora.targets names {target!r}: expected layers among {candidates}")
+            raise UserError(
+                f"model.lora.targets names {target!r}: expected layers among {candidates}, "
+                f"or {ALL_LINEAR} alone"
+            )
+    return list(targets)
 
 
-def _is_matrix(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
+@contextmanager
+def lora_dropout(model: PeftModel, seed: int) -> Iterator[None]:
+    """Dropout on for the active adapter's inputs and nothing else, its draws named by `seed`.
+
+    The forward and, where blocks are recomputed, the backward pass belong inside. Torch's generators are left
+    as they were; without dropout in the adapter nothing happens at all.
+    """
+    modules = [
+        module.lora_dropout[name]
+        for module in model.modules()
+        if hasattr(module, "lora_dropout")
+        for name in model.active_adapters
+        if isinstance(module.lora_dropout[name], nn.Dropout)
+    ]
+    if not modules:
+        yield
+        return
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        try:
+            for module in modules:
+                module.train()
+            yield
+        finally:
+            for module in modules:
+                module.eval()
 
 
 @torch.no_grad()
@@ -174,7 +264,7 @@ def save_adapter(model: PeftModel, name: str, folder: Path, base_name: str) -> N
 
 def load_adapter(model: PeftModel, name: str, folder: str | Path) -> None:
     """Load a saved adapter's weights into the existing adapter `name`; strength and every tensor must fit."""
-    tensors = _load_tensors(Path(folder) / "adapter_model.safetensors")
+    tensors = load_tensors(Path(folder) / "adapter_model.safetensors")
     expected = {key: tuple(value.shape) for key, value in adapter_state(model, name).items()}
     found = {key: tuple(value.shape) for key, value in tensors.items()}
     alpha = read_json(Path(folder) / "adapter_config.json").get("lora_alpha")
@@ -183,35 +273,8 @@ def load_adapter(model: PeftModel, name: str, folder: str | Path) -> None:
     set_adapter_state(model, name, tensors)
 
 
-def new_head(hidden_size: int, seed: int | None, device: torch.device) -> nn.Linear:
-    """A float32 linear head [H] -> [1]: zero for `seed` None (value head), else U(-1/sqrt(H), 1/sqrt(H))."""
-    head = nn.Linear(hidden_size, 1, dtype=torch.float32)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    if seed is not None:
-        bound = hidden_size**-0.5
-        values = stream(seed, "models", "head").uniform(-bound, bound, (1, hidden_size))
-        with torch.no_grad():
-            head.weight.copy_(torch.from_numpy(values))
-    return head.to(device)
-
-
-def save_head(head: nn.Linear, path: Path) -> None:
-    """Write a head's weight and bias as safetensors."""
-    path.write_bytes(save({k: v.detach().cpu().contiguous() for k, v in head.state_dict().items()}))
-
-
-def load_head(path: str | Path, device: torch.device) -> nn.Linear:
-    """Load a head that `save_head` wrote, frozen."""
-    tensors = _load_tensors(path)
-    if {key: value.ndim for key, value in tensors.items()} != {"weight": 2, "bias": 1}:
-        raise UserError(f"{path}: expected a head's weight and bias, found {sorted(tensors)}")
-    head = nn.Linear(tensors["weight"].shape[1], 1, dtype=torch.float32)
-    head.load_state_dict(tensors)
-    return head.to(device).requires_grad_(False)
-
-
-def _load_tensors(path: str | Path) -> dict[str, Tensor]:
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; raises `UserError` when it is not one."""
     try:
         return load_file(path)
     except SafetensorError as error:

@@ -25,9 +25,28 @@ def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
-def score_from_logit(logits: Tensor) -> Tensor:
-    """Reward score 2 sigmoid(x) - 1, in [-1, 1]; 0 where the reward model is undecided."""
-    return 2 * torch.sigmoid(logits) - 1
+def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigmoid(r_chosen - r_rejected), one value per pair, nats.   [B], [B] -> [B].
+
+    The negative log-likelihood of the preferences under Bradley and Terry (1952).
+    """
+    _same_shapes(chosen, rejected)
+    return -F.logsigmoid(chosen - rejected)
+
+
+class Centre(NamedTuple):
+    """Mean and standard deviation of a reward model's logits on samples of SFT."""
+
+    mean: float
+    deviation: float
+
+
+def score_from_logit(logits: Tensor, centre: Centre | None = None) -> Tensor:
+    """Reward score 2 sigmoid(x) - 1, in [-1, 1], 0 where the reward model is undecided; with a `centre`
+    (x - mean) / deviation, since preferences fix a reward up to a constant only."""
+    if centre is None:
+        return 2 * torch.sigmoid(logits) - 1
+    return (logits - centre.mean) / centre.deviation
 
 
 def token_rewards(
@@ -65,6 +84,14 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         reversed_advantages.append(next_advantage)
     advantages = torch.stack(reversed_advantages[::-1], 1)
     return advantages, advantages + values
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma G_{t+1}, 0 past the last real token: advantages without a critic.   -> [B, R].
+
+    Source: the question answering reference. It is `gae` with lam = 1 and all values 0.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, lam=1.0)[0]
 
 
 class PolicyLoss(NamedTuple):

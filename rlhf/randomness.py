@@ -11,9 +11,17 @@ def stream(seed: int, stage: str, purpose: str, *indices: int | str) -> np.rando
     The key is hashed, so neighbouring keys give unrelated streams, and no draw depends on how many
     others were made before it: a resumed run continues exactly, a row's sample ignores its batch.
     """
-    key = "\x00".join([str(seed), stage, purpose, *(str(index) for index in indices)])
-    digest = hashlib.sha256(key.encode("utf-8")).digest()
-    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    return np.random.Generator(np.random.PCG64(_digest(seed, stage, purpose, *indices)))
+
+
+def named_seed(seed: int, stage: str, purpose: str, *indices: int | str) -> int:
+    """Return a seed of 63 bits for a generator that is not numpy's, under the same names as `stream`."""
+    return _digest(seed, stage, purpose, *indices) % 2**63
+
+
+def _digest(*names: int | str) -> int:
+    digest = hashlib.sha256("\x00".join(str(name) for name in names).encode("utf-8")).digest()
+    return int.from_bytes(digest[:16], "little")
 
 
 def epoch_order(seed: int, stage: str, n_rows: int, step: int, batch_size: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf.models import select
 from rlhf.ops import masked_mean, masked_sum
 from rlhf.sampling import sample
-from rlhf.scoring import evaluate, reward_scores
+from rlhf.scoring import RewardModel, evaluate, reward_scores
 from rlhf.textmetrics import repetition
 
 
@@ -25,13 +25,13 @@ class Rollout(NamedTuple):
     ref_logprobs: Tensor  # [B, R] under the frozen SFT policy
     entropy: Tensor  # [B, R]
     values: Tensor  # [B, R]
-    scores: Tensor  # [B] frozen reward model, in [-1, 1]
+    scores: Tensor  # [B] frozen reward model
 
 
 @torch.no_grad()
 def collect(
     model: PeftModel,
-    reward_head: nn.Linear,
+    reward: RewardModel,
     value_head: nn.Linear | None,
     prompts: list[list[int]],
     streams: list[np.random.Generator],
@@ -43,7 +43,7 @@ def collect(
     max_tokens: int,
 ) -> Rollout:
     """Sample from adapter `policy` (None: the base); evaluate under it and under the frozen `sft`; score with
-    `reward`."""
+    `reward`. Without a value head the values are 0."""
     select(model, policy)
     responses = sample(model, prompts, streams, response_tokens, eos_id, temperature)
     own = evaluate(model, prompts, responses, value_head, temperature, max_tokens)
@@ -52,7 +52,7 @@ def collect(
         select(model, "sft")
         reference = evaluate(model, prompts, responses, None, temperature, max_tokens)
     texts = [p + r for p, r in zip(prompts, responses, strict=True)]
-    scores = reward_scores(model, reward_head, texts, eos_id, max_tokens)
+    scores = reward_scores(model, reward, texts, eos_id, max_tokens)
     lengths = torch.tensor([len(r) for r in responses], device=scores.device)
     columns = torch.arange(own.logprobs.shape[1], device=scores.device)
     return Rollout(

@@ -1,5 +1,7 @@
 """Given tokens, not sampled ones: what a policy, the value head and the reward model say of them."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -7,9 +9,19 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf.batching import Batch, micro_batches, pad_pairs
-from rlhf.models import hidden_states, language_head, select
-from rlhf.objectives import score_from_logit
+from rlhf.heads import load_head
+from rlhf.models import hidden_states, language_head, load_adapter, select
+from rlhf.objectives import Centre, score_from_logit
 from rlhf.ops import token_logprobs
+from rlhf.record import read_json
+
+
+class RewardModel(NamedTuple):
+    """A frozen reward model: its head on the hidden states of adapter `adapter` (None: of the base)."""
+
+    head: nn.Module
+    adapter: str | None
+    centre: Centre | None
 
 
 class Evaluation(NamedTuple):
@@ -66,31 +78,54 @@ def evaluate(
     return result
 
 
-def reward_logits(
-    model: PeftModel, head: nn.Linear, texts: list[list[int]], eos_id: int, max_tokens: int
+def closing_outputs(
+    model: PeftModel,
+    head: Callable[[Tensor], Tensor],
+    texts: list[list[int]],
+    eos_id: int,
+    max_tokens: int,
 ) -> Tensor:
-    """The reward model's logit for each text: its head on the final EOS's hidden state.   -> [B] float32.
+    """What `head` [N, H] -> [N, ...] makes of the hidden state on the EOS that closes each text.
 
     A text's own EOS tokens are removed and exactly one is appended, so a response that ended and one that
     was cut off are read alike. The adapter must have been selected; gradients flow if they are enabled.
     """
-    device = head.weight.device
+    device = language_head(model).weight.device
     closed = [[token for token in text if token != eos_id] + [eos_id] for text in texts]
-    order, logits = [], []
+    order, outputs = [], []
     for indices in micro_batches([len(text) for text in closed], max_tokens):
         batch = pad_pairs([[]] * len(indices), [closed[i] for i in indices], eos_id, device)
         hidden = hidden_states(model, batch.input_ids, batch.attention_mask)
         last = batch.attention_mask.sum(1) - 1
         states = hidden[torch.arange(len(indices), device=device), last]
-        logits.append(head(states.float()).squeeze(-1))
+        outputs.append(head(states.float()))
         order += indices
-    return torch.cat(logits)[torch.tensor(order, device=device).argsort()]
+    return torch.cat(outputs)[torch.tensor(order, device=device).argsort()]
+
+
+def reward_logits(
+    model: PeftModel, head: nn.Module, texts: list[list[int]], eos_id: int, max_tokens: int
+) -> Tensor:
+    """The reward model's logit for each text, as `closing_outputs`.   -> [B] float32."""
+    return closing_outputs(model, lambda states: head(states).squeeze(-1), texts, eos_id, max_tokens)
 
 
 @torch.no_grad()
 def reward_scores(
-    model: PeftModel, head: nn.Linear, texts: list[list[int]], eos_id: int, max_tokens: int
+    model: PeftModel, reward: RewardModel, texts: list[list[int]], eos_id: int, max_tokens: int
 ) -> Tensor:
-    """The frozen reward model's score of each text, 2 sigmoid(logit) - 1.   -> [B] in [-1, 1]."""
-    select(model, "reward")
-    return score_from_logit(reward_logits(model, head, texts, eos_id, max_tokens))
+    """The frozen reward model's score of each text (`score_from_logit`).   -> [B]."""
+    select(model, reward.adapter)
+    return score_from_logit(reward_logits(model, reward.head, texts, eos_id, max_tokens), reward.centre)
+
+
+def load_reward(model: PeftModel, folder: str | Path, device: torch.device) -> RewardModel:
+    """Load what the reward stage saved: its adapter, if it has one, into adapter `reward` of the model."""
+    folder = Path(folder)
+    described = read_json(folder / "reward.json")
+    if described["adapter"]:
+        load_adapter(model, "reward", folder)
+    centre = Centre(*described["centre"]) if described["centre"] else None
+    return RewardModel(
+        load_head(folder / "head.safetensors", device), "reward" if described["adapter"] else None, centre
+    )

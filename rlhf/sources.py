@@ -14,7 +14,6 @@ table of its files; one that no longer agrees with its table is obtained again. 
 import contextlib
 import fcntl
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -32,7 +31,6 @@ from rlhf.errors import UserError
 from rlhf.record import read_json, replacing, sha256_file, write_json
 
 TABLE = ".files.json"
-HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.parquet")
 UNPACKED_BYTES = 2**26  # a wheel may always unpack to this much, and above it to a hundred times its size
 
 # By kind: what `name` and `revision` (null reads as empty) must match, and how to say so.
@@ -82,14 +80,6 @@ def locate(manifest: dict) -> Path:
             now = f"has sha256 {found[name]['sha256']}" if name in found else "is missing"
             raise _problem(pin, f"{name} {now}, unlike the manifest; run the fetch stage again")
     return folder
-
-
-def data_file(manifest: dict) -> Path:
-    """Return the only file of a source, checked as in `locate`; raises `UserError` when there are several."""
-    folder = locate(manifest)
-    if len(manifest["files"]) != 1:
-        raise UserError(f"source {manifest['source']['name']}: expected one file, not several")
-    return folder / next(iter(manifest["files"]))
 
 
 def _checked(pin: Pin) -> Pin:
@@ -264,37 +254,13 @@ def _hub(pin: Pin) -> tuple[Path, Table]:
     download = _cache() / "hub" / f"{key}.download"  # outlives an interruption, so that a large model resumes
 
     def build(folder: Path) -> None:
-        _download_hub(pin, download)
+        from rlhf import hub  # here, since its library takes a second and a warm cache does without
+
+        download.mkdir(exist_ok=True)
+        hub.download(pin.name, pin.revision, pin.path, download)
+        _require_hashes(pin, _table(download))
         download.replace(folder)
-        _require_hashes(pin, _table(folder))
 
     root, table = _cached(_cache() / "hub" / key, _label(pin), build)
     _require_hashes(pin, table)
     return root, table
-
-
-def _download_hub(pin: Pin, folder: Path) -> None:
-    """Fill `folder`. Errors are told in our own words, so that no address or token of the user's can show."""
-    import huggingface_hub as hub
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
-
-    allowed = HUB_FILES if pin.path is None else (pin.path, *(f"{pin.path}/{files}" for files in HUB_FILES))
-    commit = {"repo_id": pin.name, "revision": pin.revision}
-    folder.mkdir(exist_ok=True)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            # Asked first: offline, the download alone would settle for what an interrupted one left behind.
-            kinds = (kind for kind in ("model", "dataset") if hub.revision_exists(**commit, repo_type=kind))
-            kind = next(kinds, None)
-            if kind is not None:
-                hub.snapshot_download(**commit, repo_type=kind, local_dir=folder, allow_patterns=allowed)
-    except GatedRepoError:
-        raise _problem(pin, "is gated: accept its terms on the hub and log in with `hf auth login`") from None
-    except HfHubHTTPError as error:
-        raise _problem(pin, f"the hub answered with status {error.response.status_code}") from None
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise _problem(pin, f"the hub cannot be reached ({type(error).__name__})") from None
-    if kind is None:
-        raise _problem(pin, "no such commit of a model or dataset, or it needs `hf auth login`")

@@ -1,18 +1,49 @@
-"""The policy's tokenizer, loaded from a verified folder."""
+"""The policy's tokenizer, loaded from a verified folder, and what its end of sequence is."""
 
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rlhf.errors import UserError
+from rlhf.record import read_json
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of `folder`; raises `UserError` without one, or without an end-of-sequence token."""
+    """Load the tokenizer of `folder`; raises `UserError` without one that names a usable end of sequence.
+
+    The tokenizer's end of sequence is the one that is trained, sampled and scored with; where config.json or
+    generation_config.json name another, one printed line says so. Texts are encoded without special tokens:
+    no beginning of sequence is ever added, and the one end of sequence is put there by id. Padding is masked
+    by length, so no padding token is needed.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder.name}: no tokenizer: {str(error).splitlines()[0]}") from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"{folder.name}: the tokenizer names no end-of-sequence token")
+    _check_end(folder, tokenizer.eos_token, tokenizer.eos_token_id)
     return tokenizer
+
+
+def _check_end(folder: Path, token: str, token_id: int) -> None:
+    names = ("config.json", "generation_config.json")
+    configs = {name: _read_object(folder / name) for name in names if (folder / name).is_file()}
+    vocabulary = configs.get("config.json", {}).get("vocab_size")
+    if isinstance(vocabulary, int) and token_id >= vocabulary:
+        raise UserError(
+            f"{folder.name}: the tokenizer's end of sequence {token!r} is {token_id}: "
+            f"expected an id below the model's vocab_size {vocabulary}"
+        )
+    found = {name: config.get("eos_token_id") for name, config in configs.items()}
+    others = [f"{name} names {end}" for name, end in found.items() if end not in (None, token_id, [token_id])]
+    if others:
+        chosen = f"{folder.name}: the end of sequence is the tokenizer's {token!r} ({token_id})"
+        print(f"{chosen}; {', '.join(others)}", flush=True)
+
+
+def _read_object(path: Path) -> dict:
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise UserError(f"{path.parent.name}/{path.name}: expected a JSON object")
+    return values

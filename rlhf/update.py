@@ -14,17 +14,17 @@ from rlhf.scoring import response_outputs
 
 
 class UpdateStatistics(NamedTuple):
-    """Means over a minibatch's real tokens, before its update."""
+    """Means over a minibatch's real tokens, before its update; no value loss without a value head."""
 
     policy_loss: float
-    value_loss: float
+    value_loss: float | None
     mean_ratio: float
     clip_fraction: float
 
 
 def minibatch_backward(
     model: PeftModel,
-    value_head: nn.Linear,
+    value_head: nn.Linear | None,
     rollout: Rollout,
     advantages: Tensor,
     returns: Tensor,
@@ -55,12 +55,15 @@ def minibatch_backward(
             whole[rows, : mask.shape[1]] for whole in (rollout.logprobs, rollout.values, advantages, returns)
         )
         policy = policy_loss(outputs.logprobs, old_logprobs, row_advantages, mask, clip)
-        value = value_loss(outputs.values, old_values, row_returns, mask, value_clip)
+        value = torch.zeros_like(policy.loss)
+        if value_head is not None:
+            value = value_loss(outputs.values, old_values, row_returns, mask, value_clip)
         weight = mask.sum() / tokens
         scaler.scale((policy.loss + value_coef * value) * weight).backward()
         parts = torch.stack([policy.loss, value, policy.mean_ratio, policy.clip_fraction])
         statistics += parts.detach() * weight
-    return UpdateStatistics(*statistics.tolist())
+    found = UpdateStatistics(*statistics.tolist())
+    return found if value_head is not None else found._replace(value_loss=None)
 
 
 def summarise_updates(
@@ -71,10 +74,10 @@ def summarise_updates(
     made = [found for found, norm in zip(statistics, norms, strict=True) if not norm.skipped]
     means = {name: _mean([getattr(found, name) for found in made]) for name in UpdateStatistics._fields}
     return {
-        "loss": means["policy_loss"] + value_coef * means["value_loss"] if made else None,
+        "loss": means["policy_loss"] + value_coef * (means["value_loss"] or 0.0) if made else None,
         **means,
         "policy_grad_norm": _mean([norm.groups["policy"] for norm in norms]),
-        "value_grad_norm": _mean([norm.groups["value"] for norm in norms]),
+        "value_grad_norm": _mean([norm.groups.get("value") for norm in norms]),
         "skipped_updates": sum(norm.skipped for norm in norms),
     }
 

@@ -1,8 +1,8 @@
-"""Obtain the pinned policy, reviews and judge, and record every file's size and hash.
+"""Obtain the pinned models and data, and record every file's size and hash.
 
     python -m stages.fetch
 
-Reads section `fetch` of params.yaml; writes data/manifests/{policy,reviews,judge}.json. The files themselves
+Reads section `fetch` of params.yaml; writes data/manifests/<name>.json for each source. The files themselves
 stay in the cache of `rlhf.sources`, where later stages find them, checked, through their manifest.
 """
 
@@ -13,13 +13,8 @@ from rlhf.record import write_json
 
 
 def main() -> None:
-    """Fetch all three before writing, so that a failure leaves the earlier manifests as they were."""
-    pins = load().fetch
-    manifests = {
-        "policy": sources.fetch(pins.policy),
-        "reviews": sources.fetch(pins.reviews),
-        "judge": sources.fetch(pins.judge),
-    }
+    """Fetch everything before writing, so that a failure leaves the earlier manifests as they were."""
+    manifests = {name: sources.fetch(pin) for name, pin in vars(load().fetch).items()}
     for name, manifest in manifests.items():
         write_json(f"data/manifests/{name}.json", manifest)
         size = sum(entry["bytes"] for entry in manifest["files"].values())

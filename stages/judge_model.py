@@ -24,8 +24,7 @@ def main() -> None:
     key = inputs_key(
         [environment(params.runtime.device, params.runtime.threads), params.seed, judge],
         [
-            *("constraints.txt", "data/manifests/judge.json"),
-            *("data/split/judge.jsonl", "data/split/rm_test.jsonl"),
+            *("data/manifests/judge.json", "data/split/judge.jsonl", "data/split/rm_test.jsonl"),
         ],
     )
     snapshots = Snapshots(".checkpoints/judge-model", key, params.runtime.snapshot_seconds)

@@ -11,6 +11,7 @@ from rlhf.checkpoint import Best, Snapshots, inputs_key, restore_training, train
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import run
+from rlhf.heads import save_head, zero_head
 from rlhf.models import (
     Lora,
     adapter_state,
@@ -18,20 +19,19 @@ from rlhf.models import (
     fingerprint,
     load_adapter,
     load_base,
-    load_head,
-    new_head,
     save_adapter,
-    save_head,
     select,
     set_adapter_state,
     set_determinism,
 )
-from rlhf.objectives import gae, next_kl_beta, token_rewards
+from rlhf.objectives import gae, next_kl_beta, reward_to_go, token_rewards
 from rlhf.ops import whiten
 from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step, set_parameters
+from rlhf.prompts import prompt_of
 from rlhf.randomness import epoch_order, stream
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json, write_jsonl
 from rlhf.rollout import collect, records, summarise
+from rlhf.scoring import load_reward
 from rlhf.sources import locate
 from rlhf.tokenizer import load_tokenizer
 from rlhf.update import minibatch_backward, summarise_updates
@@ -50,8 +50,8 @@ def main() -> None:
             *(params.model, adam, generation, dataclasses.replace(ppo, seeds=())),
         ],
         [
-            *("constraints.txt", "data/manifests/policy.json", "data/split/ppo.jsonl"),
-            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward"),
+            *("data/manifests/policy.json", "data/split/ppo.jsonl", "data/split/val.jsonl"),
+            *("artifacts/sft", "artifacts/reward"),
         ],
     )
     snapshots = Snapshots(f".checkpoints/ppo-{seed}", key, params.runtime.snapshot_seconds)
@@ -62,27 +62,34 @@ def main() -> None:
     eos_id = tokenizer.eos_token_id
 
     # 1. One base, three adapters: `sft` is the frozen reference, `reward` the frozen judge of texts, and
-    #    `ppo` starts as a copy of `sft`. The value head starts at zero.
-    base = load_base(folder, params.model.dtype, params.model.quantization, device)
+    #    `ppo` starts as a copy of `sft`. The value head, where advantages need one, starts at zero.
+    base = load_base(
+        folder,
+        params.model.dtype,
+        params.model.quantization,
+        device,
+        params.model.gradient_checkpointing,
+    )
     model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft", "reward", "ppo"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
-    load_adapter(model, "reward", "artifacts/reward")
-    reward_head = load_head("artifacts/reward/head.safetensors", device)
+    reward = load_reward(model, "artifacts/reward", device)
     set_adapter_state(model, "ppo", adapter_state(model, "sft"))
-    value_head = new_head(base.config.hidden_size, None, device)
+    value_head = zero_head(base.config.hidden_size, device) if ppo.advantage == "gae" else None
     frozen = {name: fingerprint(model, name) for name in ("sft", "reward")}
 
-    groups = {"policy": select(model, "ppo", train=True), "value": list(value_head.parameters())}
-    optimizer = adamw(groups, ppo.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay)
+    groups = {"policy": select(model, "ppo", train=True)}
+    if value_head is not None:
+        groups["value"] = list(value_head.parameters())
+    optimizer = adamw(groups, ppo.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
     scaler = loss_scaler(device, base.dtype)
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def prefix(row: dict) -> list[int]:
-        return row["token_ids"][: generation.prefix_tokens]
+    def prompts_of(rows: list[dict]) -> list[list[int]]:
+        return [prompt_of(row, generation.prefix_tokens) for row in rows]
 
-    prefixes = [prefix(row) for row in read_jsonl("data/split/ppo.jsonl")]
+    prompts = prompts_of(read_jsonl("data/split/ppo.jsonl"))
     validation_rows = read_jsonl("data/split/val.jsonl")[: ppo.validation_prefixes]
     settings = {
         "policy": "ppo",
@@ -93,11 +100,9 @@ def main() -> None:
     }
 
     def validate(step: int) -> tuple[dict, list[dict]]:
-        """The same prefixes and the same noise at every check, so that only the policy differs."""
+        """The same prompts and the same noise at every check, so that only the policy differs."""
         noise = [stream(params.seed, "ppo", "validation", row) for row in range(len(validation_rows))]
-        rollout = collect(
-            model, reward_head, value_head, [prefix(row) for row in validation_rows], noise, **settings
-        )
+        rollout = collect(model, reward, value_head, prompts_of(validation_rows), noise, **settings)
         texts = records(rollout, decode, eos_id)
         names = [{"step": step, "id": row["id"]} for row in validation_rows]
         return (
@@ -119,16 +124,20 @@ def main() -> None:
     progress = Progress(f"ppo@{seed}", ppo.steps, done)
     for step in range(done, ppo.steps):
         # 2. Sample a batch of responses; evaluate them under the policy and the reference; score them.
-        rows = epoch_order(seed, "ppo", len(prefixes), step, ppo.batch_size)
+        rows = epoch_order(seed, "ppo", len(prompts), step, ppo.batch_size)
         noise = [stream(seed, "ppo", "sample", step, row) for row in range(len(rows))]
-        rollout = collect(model, reward_head, value_head, [prefixes[i] for i in rows], noise, **settings)
+        rollout = collect(model, reward, value_head, [prompts[i] for i in rows], noise, **settings)
         mask = rollout.response_mask
 
         # 3. Per-token rewards: the KL penalty everywhere, the score on the last token.
         rewards = token_rewards(rollout.scores, rollout.logprobs, rollout.ref_logprobs, mask, kl_beta)
 
-        # 4. Advantages by GAE; returns from the raw advantages; then the advantages are whitened.
-        advantages, returns = gae(rewards, rollout.values, mask, ppo.gamma, ppo.lam)
+        # 4. Advantages by GAE and returns from the raw advantages, or rewards to go for both; then the
+        #    advantages are whitened.
+        if value_head is not None:
+            advantages, returns = gae(rewards, rollout.values, mask, ppo.gamma, ppo.lam)
+        else:
+            advantages = returns = reward_to_go(rewards, mask, ppo.gamma)
         advantages = whiten(advantages, mask)
 
         # 5. Several epochs over the batch, in shuffled minibatches. Each evaluates its rows again, with
@@ -188,10 +197,12 @@ def main() -> None:
             raise RuntimeError(f"the frozen adapter {name!r} changed during PPO")
     with replacing(f"artifacts/ppo/{seed}") as output:
         save_adapter(model, "ppo", output / "last", manifest["source"]["name"])
-        save_head(value_head, output / "last" / "value_head.safetensors")
+        if value_head is not None:
+            save_head(value_head, output / "last" / "value_head.safetensors")
         set_parameters(groups, best.parameters)
         save_adapter(model, "ppo", output, manifest["source"]["name"])
-        save_head(value_head, output / "value_head.safetensors")
+        if value_head is not None:
+            save_head(value_head, output / "value_head.safetensors")
     write_csv(f"reports/plots/ppo/{seed}.csv", log)
     write_csv(f"reports/plots/ppo_validation/{seed}.csv", validations)
     write_jsonl(f"artifacts/ppo_validation/{seed}.jsonl", texts)

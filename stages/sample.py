@@ -1,4 +1,4 @@
-"""Continue the test prefixes with one policy and measure its fit to held-out reviews:
+"""Continue the test prompts with one policy and measure its fit to held-out texts:
 `python -m stages.sample --policy base|sft|sft-again|ppo-<seed>`.
 """
 
@@ -9,11 +9,12 @@ from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
-from rlhf.models import Lora, add_adapters, load_adapter, load_base, load_head, select, set_determinism
+from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.prompts import prompt_of, response_of
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, write_json, write_jsonl
 from rlhf.rollout import collect, records
-from rlhf.scoring import evaluate
+from rlhf.scoring import evaluate, load_reward
 from rlhf.sources import locate
 from rlhf.tokenizer import load_tokenizer
 
@@ -30,11 +31,11 @@ def main() -> None:
     key = inputs_key(
         [
             *(environment(params.runtime.device, params.runtime.threads), policy, params.seed),
-            *(params.model, generation, params.sample),
+            *(params.model, generation, params.sample, params.sft.prompt_tokens),
         ],
         [
-            *("constraints.txt", "data/manifests/policy.json", "data/split/test.jsonl"),
-            *("data/split/val.jsonl", "artifacts/sft", "artifacts/reward", *trained),
+            *("data/manifests/policy.json", "data/split/test.jsonl", "data/split/val.jsonl"),
+            *("artifacts/sft", "artifacts/reward", *trained),
         ],
     )
     snapshots = Snapshots(f".checkpoints/sample-{policy}", key, params.runtime.snapshot_seconds)
@@ -44,15 +45,14 @@ def main() -> None:
     base = load_base(folder, params.model.dtype, params.model.quantization, device)
     model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft", "reward", "policy"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
-    load_adapter(model, "reward", "artifacts/reward")
-    reward_head = load_head("artifacts/reward/head.safetensors", device)
+    reward = load_reward(model, "artifacts/reward", device)
     for path in trained:
         load_adapter(model, "policy", path)
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    # The noise is named by prefix and sample, never by the policy, so that every policy meets the same draws.
+    # The noise is named by prompt and sample, never by the policy, so that every policy meets the same draws.
     # `sft-again` is SFT under other draws: a comparison in which no difference must be found.
     purpose = "again" if policy == "sft-again" else "test"
     test, val = (read_jsonl(f"data/split/{part}.jsonl") for part in ("test", "val"))
@@ -64,9 +64,9 @@ def main() -> None:
     for number, batch in enumerate(batches[snapshot.step :], start=snapshot.step):
         rollout = collect(
             model,
-            reward_head,
+            reward,
             None,
-            [row["token_ids"][: generation.prefix_tokens] for row, _ in batch],
+            [prompt_of(row, generation.prefix_tokens) for row, _ in batch],
             [stream(params.seed, "sample", purpose, row["id"], sample) for row, sample in batch],
             policy=adapter,
             response_tokens=generation.response_tokens,
@@ -83,16 +83,17 @@ def main() -> None:
 
     if policy != "sft-again":
         select(model, adapter)
-        reviews = [row["token_ids"] + [eos_id] for row in val]
-        outputs = evaluate(model, [r[:1] for r in reviews], [r[1:] for r in reviews], None, 1.0, max_tokens)
+        given = params.sft.prompt_tokens
+        responses = [response_of(row, given, eos_id) for row in val]
+        outputs = evaluate(model, [prompt_of(row, given) for row in val], responses, None, 1.0, max_tokens)
         nll = [
-            {"id": row["id"], "nll": -outputs.logprobs[i].sum().item(), "tokens": len(reviews[i]) - 1}
+            {"id": row["id"], "nll": -outputs.logprobs[i].sum().item(), "tokens": len(responses[i])}
             for i, row in enumerate(val)
         ]
         per_token = sum(row["nll"] for row in nll) / sum(row["tokens"] for row in nll)
         write_jsonl(f"artifacts/val_nll/{policy}.jsonl", nll)
         write_json(f"reports/metrics/sample/{policy}.json", {"nll_per_token": per_token})
-        print(f"sample@{policy}: review NLL {per_token:.3f} nats per token")
+        print(f"sample@{policy}: NLL {per_token:.3f} nats per token")
     snapshots.remove()
 
 

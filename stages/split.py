@@ -1,8 +1,13 @@
 """Cut the labelled reviews into frozen, disjoint parts: `python -m stages.split`."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
 from rlhf.config import Split, load
 from rlhf.data import (
     Row,
+    check_both_labels,
     closing_text,
     cut,
     distinct,
@@ -14,30 +19,49 @@ from rlhf.data import (
     tokenised,
 )
 from rlhf.errors import UserError, run
+from rlhf.frozen import check_frozen
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
-from rlhf.sources import data_file, locate
+from rlhf.sections import Rows
+from rlhf.sources import locate
 from rlhf.tokenizer import load_tokenizer
+
+HELD_OUT = ("val", "rm_test", "test")
+
+
+class Pool(NamedTuple):
+    """What one file has: its distinct rows in hash order, and of these the eligible ones, with token ids."""
+
+    ordered: list[Row]
+    eligible: list[dict]
+    dropped: dict[str, int]
 
 
 def main() -> None:
     params = load()
     split, sizes = params.split, vars(params.split.sizes)
     tokenizer = load_tokenizer(locate(read_json("data/manifests/policy.json")))
-    table = data_file(read_json("data/manifests/reviews.json"))
+    table, held_out_table = data_files(read_json("data/manifests/reviews.json"), split.rows)
 
-    rows = read_table(table, split.rows.text_column, split.rows.label_column, split.rows.where)
-    unique, dropped = distinct(rows)
-    ordered = in_hash_order(unique, params.seed)
-    eligible, outside = tokenised(
-        ordered,
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
-        split.min_tokens,
-        split.max_tokens,
-    )
-    parts = cut(eligible, sizes)
-    judge_rows = read_table(table, split.rows.text_column, split.rows.label_column, split.judge.where)
-    taken = [row for part in parts.values() for row in part]
-    parts["judge"] = judge_part(judge_rows, ordered, taken, split, params.seed)
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    rows = read(table, split.rows, split.rows.where)
+    held_out = read(held_out_table, split.rows, split.rows.where) if held_out_table else []
+    held_texts = {normalised(row.text) for row in held_out}
+    pool = pool_of(table.name, rows, held_texts, encode, split, params.seed)
+    pools = [pool]
+    if held_out_table is None:
+        parts = cut(pool.eligible, sizes)
+    else:
+        pools.append(pool_of(held_out_table.name, held_out, set(), encode, split, params.seed))
+        parts = cut(pool.eligible, {part: size for part, size in sizes.items() if part not in HELD_OUT})
+        parts |= cut(pools[1].eligible, {part: sizes[part] for part in HELD_OUT})
+    if split.judge:
+        reviews = read(table, split.rows, split.judge.where)
+        unseen = [row for row in reviews if normalised(row.text) not in held_texts]
+        taken = [row for part in parts.values() for row in part]
+        parts["judge"] = judge_part(unseen, pool.ordered, taken, split, params.seed)
+        check_both_labels("split.judge", parts["judge"])
 
     hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
     check_frozen(hashes, split.sha256)
@@ -47,9 +71,11 @@ def main() -> None:
         "label_balance": {
             part: sum(row["label"] for row in chosen) / len(chosen) for part, chosen in parts.items()
         },
-        "rows_read": len(rows),
-        "rows_dropped": dropped | outside,
-        "rows_left_over": len(eligible) - sum(sizes.values()),
+        "rows_read": len(rows) + len(held_out),
+        "rows_dropped": {
+            reason: sum(each.dropped.get(reason, 0) for each in pools) for reason in pool.dropped
+        },
+        "rows_left_over": sum(len(each.eligible) for each in pools) - sum(sizes.values()),
         "near_duplicates": near_duplicates(parts),
         "test_prefixes_in_training": shared_prefixes(
             parts["test"], training, params.generation.prefix_tokens
@@ -58,10 +84,49 @@ def main() -> None:
     }
     with replacing("data/split") as folder:
         folder.mkdir()
-        for part, chosen in parts.items():
-            write_jsonl(folder / f"{part}.jsonl", chosen)
+        for part in (*sizes, "judge"):  # a ready judge's own part is an empty file, since DVC expects one
+            write_jsonl(folder / f"{part}.jsonl", parts.get(part, []))
     write_json("data/split.json", summary)
     print(f"split: {summary['sizes']}")
+
+
+def data_files(manifest: dict, rows: Rows) -> tuple[Path, Path | None]:
+    """The checked files that `rows` names: of the reviews, and of the held-out ones where there are such."""
+    folder, names = locate(manifest), sorted(manifest["files"])
+    file = names[0] if rows.file is None and len(names) == 1 else rows.file
+    for key, name in (("file", file), ("held_out_file", rows.held_out_file or file)):
+        if name not in names:
+            found = "null" if name is None else repr(name)
+            raise UserError(f"split.rows.{key} is {found}: expected one of {', '.join(names)}")
+    if file == rows.held_out_file:
+        raise UserError(f"split.rows.held_out_file is {file!r}: expected another file than split.rows.file")
+    return folder / file, folder / rows.held_out_file if rows.held_out_file else None
+
+
+def read(table: Path, rows: Rows, where: dict[str, str]) -> list[Row]:
+    return read_table(table, rows.text_column, rows.label_column, rows.labels, where, rows.encoding)
+
+
+def pool_of(
+    name: str,
+    rows: list[Row],
+    held_texts: set[str],
+    encode: Callable[[str], list[int]],
+    split: Split,
+    seed: int,
+) -> Pool:
+    """The pool of file `name`, without `held_texts`; `UserError` where it is empty or has only one label."""
+    own = [row for row in rows if normalised(row.text) not in held_texts]
+    unique, dropped = distinct(own)
+    ordered = in_hash_order(unique, seed)
+    eligible, outside = tokenised(ordered, encode, split.min_tokens, split.max_tokens)
+    dropped |= outside | ({"also_held_out": len(rows) - len(own)} if held_texts else {})
+    if not eligible:
+        limits = f"split.min_tokens {split.min_tokens}, split.max_tokens {split.max_tokens}"
+        why = ", ".join(f"{reason} {count}" for reason, count in dropped.items() if count)
+        raise UserError(f"{name}: none of {len(rows)} rows is eligible ({limits}): {why}")
+    check_both_labels(name, eligible)
+    return Pool(ordered, eligible, dropped)
 
 
 def judge_part(
@@ -70,23 +135,14 @@ def judge_part(
     """The judge's own rows: closing sentences of reviews, and the snippets that no other part has taken."""
     closings = [row._replace(text=closing_text(row.text, split.judge.characters)) for row in reviews]
     unique, _ = distinct([row for row in closings if row.text])
-    snippets = {normalised(row.text) for row in ordered}
+    snippets = {
+        normalised(text) for text in (*(row.text for row in ordered), *(row["text"] for row in taken))
+    }
     free = [row for row in in_hash_order(unique, seed) if normalised(row.text) not in snippets]
     used = {row["text"] for row in taken}
     unused = [row for row in ordered if row.text not in used] if split.judge.leftover else []
     rows = [row._asdict() for row in free[: split.judge.size] + unused]
     return cut(rows, {"judge": split.judge.size + len(unused)})["judge"]
-
-
-def check_frozen(hashes: dict[str, str], frozen: dict[str, str] | None) -> None:
-    """Stop, naming the parts, when the computed split is not the one that params.yaml froze."""
-    if frozen is None or hashes == frozen:
-        return
-    changed = sorted(part for part in hashes | frozen if hashes.get(part) != frozen.get(part))
-    raise UserError(
-        f"the split is not the frozen one: split.sha256 differs for {', '.join(changed)}; "
-        "if that is meant, set split.sha256 to null and copy the new hashes from data/split.json"
-    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Fixtures for tests that run a model."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # One thread: on models this small a second one only waits, and other work shares the machine. Read when
@@ -81,17 +84,57 @@ def sources(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def project(tmp_path_factory, sources) -> Path:
-    """The toy project after `make repro`, committed; its environment is the one that runs the tests."""
+def project_and_clone(tmp_path_factory, sources) -> tuple[Path, Path]:
+    """The toy project after `make repro`, committed; and a clone in which the same ran in other surroundings.
+
+    At the same time, since both are waited for. The environment is the one that runs the tests.
+    """
     from toy import run, write_project
 
-    folder = write_project(tmp_path_factory.mktemp("project"), sources)
+    root = tmp_path_factory.mktemp("projects")
+    (root / "project").mkdir()
+    folder, clone = write_project(root / "project", sources), root / "a clone"
     run(folder, "git", "init", "--quiet")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "before")
+    run(root, "git", "clone", "--quiet", str(folder), str(clone))
     (folder / ".venv").mkdir()
     (folder / ".venv/installed.txt").write_text("")
-    assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
+    with elsewhere_too(clone, "dvc repro"):
+        assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "after")
-    return folder
+    return folder, clone
+
+
+@pytest.fixture(scope="session")
+def project(project_and_clone) -> Path:
+    """The toy project after `make repro`."""
+    return project_and_clone[0]
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory, project_and_clone) -> tuple[Path, Path]:
+    """A copy of that project after `make repro-qa`, committed; and that clone after the same."""
+    from toy import run
+
+    project, clone = project_and_clone
+    folder = tmp_path_factory.mktemp("questions") / "project"
+    shutil.copytree(project, folder, ignore=shutil.ignore_patterns("tmp"))
+    with elsewhere_too(clone, "dvc repro qa/dvc.yaml"):
+        assert run(folder, "make", "repro-qa").endswith("The report is qa/reports/report.md\n")
+    run(folder, "git", "add", ".")
+    run(folder, "git", "commit", "--quiet", "-m", "answers")
+    return folder, clone
+
+
+@contextmanager
+def elsewhere_too(clone: Path, command: str) -> Iterator[None]:
+    """Run a command in the clone meanwhile, in surroundings of which none may change a byte."""
+    from toy import environment
+
+    surroundings = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
+    shell = ["sh", "-c", f"umask 077 && {command}"]
+    with subprocess.Popen(shell, cwd=clone, env=environment(**surroundings)) as process:
+        yield
+    assert process.returncode == 0

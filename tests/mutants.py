@@ -19,7 +19,8 @@ import pytest
 from mutant_table import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("rlhf", "stages", "tests", "pyproject.toml", "params.yaml", "dvc.yaml")
+FILES = ("pyproject.toml", "params.yaml", "qa/params.yaml", "dvc.yaml", "constraints.txt")
+COPIED = ("rlhf", "stages", "tests", *FILES)
 # Slow to import and no part of the project: imported once, before the forks.
 LIBRARIES = (
     "scipy.stats",
@@ -62,6 +63,7 @@ def copy_project(folder: Path) -> Path:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     return folder
 

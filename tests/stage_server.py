@@ -37,7 +37,8 @@ def serve(folder: Path) -> None:
         print(json.dumps([status, printed, moments]), flush=True)
 
 
-def _run(folder: Path, reports: Path, command: str, moment: int | None, strike: str) -> None:
+def _run(folder: Path, reports: Path, place: str, command: str, moment: int | None, strike: str) -> None:
+    os.chdir(folder / place)
     console = os.open(reports / "console", os.O_WRONLY | os.O_CREAT)
     os.dup2(console, 1)
     os.dup2(console, 2)
@@ -75,7 +76,7 @@ def _watch(folder: Path, moments: int, strike_at: int | None, strike: str) -> No
             raise OSError(28, "No space left on device", path)
         if count - 1 == strike_at and strike == "kill":
             if name == "half written":
-                os.truncate(path, Path(path).stat().st_size // 2)
+                os.truncate(folder / path, (folder / path).stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         if count - 1 == strike_at and strike == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)

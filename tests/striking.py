@@ -36,7 +36,10 @@ def stage_server(folder: Path) -> Iterator[subprocess.Popen]:
         server.stdin.close()
 
 
-def run_stage(server: subprocess.Popen, command: str, moment: int | None = None, strike: str = "kill") -> Run:
-    """Run `stages.<command>`; at `moment` comes the strike: kill, a full disk, or Ctrl-C."""
-    print(json.dumps([command, moment, strike]), file=server.stdin, flush=True)
+def run_stage(
+    server: subprocess.Popen, command: str, moment: int | None = None, strike: str = "kill", place: str = "."
+) -> Run:
+    """Run `stages.<command>` in the server's folder or in `place` below it; at `moment` comes the strike:
+    kill, a full disk, or Ctrl-C."""
+    print(json.dumps([place, command, moment, strike]), file=server.stdin, flush=True)
     return Run(*json.loads(server.stdout.readline()))

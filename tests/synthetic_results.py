@@ -156,7 +156,7 @@ def write_models(root, texts):
         for guess in (0, 1)
     }
     right = (counts["true_positives"] + counts["true_negatives"]) / 60
-    reward = {"accuracy": right, "bce": 0.4, "n": 60, "weak": False}
+    reward = {"accuracy": right, "loss": 0.4, "n": 60, "weak": False}
     record.write_json(root / "reports/metrics/reward.json", {**reward, "selected_step": 64, **counts})
     judge = {"accuracy": 0.8, "n": 60, "vader_accuracy": 0.6, "train_rows": 6000}
     record.write_json(root / "reports/metrics/judge_model.json", judge)
@@ -167,11 +167,11 @@ def write_models(root, texts):
     )
     record.write_csv(
         root / "reports/plots/reward.csv",
-        [{"step": s, "bce": 0.3 + 0.4 / s + 0.05 * generator.normal(), "grad_norm": 1.0} for s in steps],
+        [{"step": s, "loss": 0.3 + 0.4 / s + 0.05 * generator.normal(), "grad_norm": 1.0} for s in steps],
     )
     record.write_csv(
         root / "reports/plots/reward_validation.csv",
-        [{"step": s, "bce": 0.35 + 3 / (s + 9), "accuracy": 0.8} for s in (0, 32, 64)],
+        [{"step": s, "loss": 0.35 + 3 / (s + 9), "accuracy": 0.8} for s in (0, 32, 64)],
     )
 
 

@@ -1,9 +1,11 @@
-"""Imports obey the design's arrows; dvc.yaml declares what each stage imports and reads, no more, no less."""
+"""Imports obey the design's arrows; run files declare what each stage imports and reads, no more, no less."""
 
 import ast
 import hashlib
+import posixpath
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from architecture import ROOT, closure, imported_modules
@@ -14,12 +16,22 @@ yaml = YAML(typ="safe", pure=True)
 PACKAGE = sorted((ROOT / "rlhf").rglob("*.py"))
 STAGES = sorted(path for path in (ROOT / "stages").glob("*.py") if path.stem != "__init__")
 CACHED = ("artifacts/", "data/split/")  # what DVC holds and git does not
-RUN_FILE = yaml.load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+PIPELINES = {".": "python -m ", "qa": "PYTHONPATH=.. python -m "}  # folder -> how its stages start
+RUN_FILES = {
+    folder: yaml.load((ROOT / folder / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    for folder in PIPELINES
+}
+ALL_STAGES = [(folder, name) for folder, stages in RUN_FILES.items() for name in stages]
+SNAPSHOTTING = {"sft", "preferences", "reward", "ppo", "sample", "sample-again", "sample-ppo", "judge-model"}
+PARAMS = [ROOT / "params.yaml", ROOT / "qa/params.yaml", *ROOT.glob("presets/*"), *ROOT.glob("qa/presets/*")]
 
 # What each module may import besides the standard library and the modules of the layers below its own.
 THIRD_PARTY = {
     "config": {"ruamel"},
     "randomness": {"numpy"},
+    "annotator": {"numpy"},
+    "content": {"sacrebleu"},
+    "tables": {"pyarrow"},
     "environment": {"torch"},
     "checkpoint": {"torch", "safetensors"},
     "resampling": {"numpy", "scipy"},
@@ -27,16 +39,19 @@ THIRD_PARTY = {
     "ops": {"torch"},
     "batching": {"torch"},
     "gguf": {"torch", "transformers", "gguf"},
-    "sources": {"huggingface_hub"},
+    "hub": {"huggingface_hub"},
     "tokenizer": {"transformers"},
     "objectives": {"torch"},
-    "optim": {"torch"},
+    "optim": {"torch", "bitsandbytes"},
+    "feedback": {"torch"},
     "models": {"torch", "transformers", "peft", "safetensors", "bitsandbytes"},
+    "heads": {"torch", "safetensors"},
     "sampling": {"torch", "transformers", "numpy", "peft"},
     "scoring": {"torch", "peft"},
     "rollout": {"torch", "peft", "numpy"},
     "update": {"torch", "peft"},
     "judging": {"torch", "transformers", "vaderSentiment"},
+    "report.drawing": {"matplotlib", "numpy", "pandas"},
     "report.figures": {"matplotlib", "numpy", "pandas"},
     "report.comparisons": {"numpy", "pandas"},
     "report.levels": {"numpy", "pandas"},
@@ -45,19 +60,28 @@ THIRD_PARTY = {
     "report.published": {"pandas"},
     "report.results": {"pandas"},
     "report.appendix": {"pandas"},
+    "report.answers": {"pandas"},
+    "report.pairs": {"numpy", "pandas"},
+    "report.answer_figures": {"numpy", "pandas"},
+    "report.answer_sections": {"pandas"},
+    "report.answer_verdict": {"pandas"},
+    "report.answer_appendix": {"pandas"},
 }
 LAYERS = (
-    {"__init__", "errors", "strict", "randomness", "resampling", "ops", "batching", "textmetrics"},
-    {"config", "record", "environment", "data", "objectives", "optim", "stats", "tokenizer"},
-    {"gguf", "models", "checkpoint"},
-    {"sources", "sampling", "scoring", "judging"},
+    {"__init__", "errors", "randomness", "resampling", "ops", "batching", "textmetrics", "prompts"}
+    | {"strict", "tables", "annotator", "content", "frozen"},
+    {"sections", "record", "environment", "data", "objectives", "optim", "stats"},
+    {"config", "questions", "tokenizer", "gguf", "hub", "models", "checkpoint", "feedback"},
+    {"sources", "heads", "sampling", "judging"},
+    {"scoring"},
     {"rollout"},
     {"update"},
-    {"report.__init__", "report.markdown", "report.figures"},
-    {"report.comparisons", "report.trajectory"},
-    {"report.levels", "report.verdict", "report.published"},
-    {"report.results", "report.tables"},
-    {"report.appendix"},
+    {"report.__init__", "report.markdown", "report.drawing"},
+    {"report.figures", "report.comparisons", "report.trajectory", "report.provenance"},
+    {"report.levels", "report.verdict", "report.published", "report.answers", "report.pairs"},
+    {"report.results", "report.tables", "report.answer_figures"},
+    {"report.appendix", "report.answer_sections", "report.answer_verdict"},
+    {"report.answer_appendix"},
 )
 
 
@@ -88,33 +112,42 @@ def test_only_stages_read_params():
         assert "rlhf.config" not in imported_modules(path), path
 
 
-def script_of(command: str):
-    return ROOT / (re.match(r"python -m (stages\.\w+)", command)[1].replace(".", "/") + ".py")
+def script_of(folder: str, name: str) -> Path:
+    """The program behind a stage, started as its pipeline's stages are."""
+    start, _, rest = RUN_FILES[folder][name]["cmd"].partition("stages.")
+    assert start == PIPELINES[folder]
+    return ROOT / f"stages/{rest.split()[0]}.py"
 
 
-@pytest.mark.parametrize("name", RUN_FILE)
-def test_code_dependencies_equal_the_import_closure(name):
-    stage = RUN_FILE[name]
-    code = {dep for dep in stage["deps"] if dep.endswith(".py")}
-    assert code == closure(script_of(stage["cmd"]))
-    assert "constraints.txt" in stage["deps"]
+def from_the_root(folder: str, path: str) -> str:
+    return posixpath.normpath(posixpath.join(folder, path))
+
+
+@pytest.mark.parametrize(("folder", "name"), ALL_STAGES)
+def test_code_dependencies_equal_the_import_closure(folder, name):
+    stage = RUN_FILES[folder][name]
+    declared = {from_the_root(folder, dep) for dep in stage["deps"]}
+    assert {dep for dep in declared if dep.endswith(".py")} == closure(script_of(folder, name))
+    assert "constraints.txt" in declared
     assert stage["desc"]
     assert "frozen" not in stage
 
 
-@pytest.mark.parametrize("name", RUN_FILE)
-def test_declared_parameters_are_the_sections_read(name):
-    source = script_of(RUN_FILE[name]["cmd"]).read_text(encoding="utf-8")
+@pytest.mark.parametrize(("folder", "name"), ALL_STAGES)
+def test_declared_parameters_are_the_sections_read(folder, name):
+    source = script_of(folder, name).read_text(encoding="utf-8")
     read = set(re.findall(r"(?:\bparams|\bload\(\))\.(?!yaml)([a-z]+)", source))
     if "asdict(params)" in source:
-        read = set(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8")))
-    assert {key.split(".")[0] for key in RUN_FILE[name]["params"]} == read
+        read = set(yaml.load((ROOT / folder / "params.yaml").read_text(encoding="utf-8")))
+    assert {key.split(".")[0] for key in RUN_FILES[folder][name]["params"]} == read
 
 
 def test_stages_that_declare_single_keys_read_those_alone():
-    split, judge = ((ROOT / f"stages/{name}.py").read_text(encoding="utf-8") for name in ("split", "judge"))
+    names = ("split", "judge", "judge_answers")
+    split, judge, answers = ((ROOT / f"stages/{name}.py").read_text(encoding="utf-8") for name in names)
     assert set(re.findall(r"params\.generation\S*?\.?(\w+)", split)) == {"prefix_tokens"}
     assert set(re.findall(r"params\.ppo\.(\w+)", judge)) == {"seeds"}
+    assert set(re.findall(r"load\(\)\.ppo\.(\w+)", answers)) == {"seeds"}
 
 
 def keys_read(path, section: str) -> set[str]:
@@ -127,61 +160,95 @@ def keys_read(path, section: str) -> set[str]:
     }
 
 
-def test_ppo_declares_each_of_its_keys_but_the_seeds():
-    declared = {key.removeprefix("ppo.") for key in RUN_FILE["ppo"]["params"] if key.startswith("ppo.")}
-    every = set(yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))["ppo"])
+@pytest.mark.parametrize("folder", PIPELINES)
+def test_ppo_declares_each_of_its_keys_but_the_seeds(folder):
+    keys = RUN_FILES[folder]["ppo"]["params"]
+    declared = {key.removeprefix("ppo.") for key in keys if key.startswith("ppo.")}
+    every = set(yaml.load((ROOT / folder / "params.yaml").read_text(encoding="utf-8"))["ppo"])
     assert declared == every - {"seeds"} == keys_read(ROOT / "stages/ppo.py", "ppo")
 
 
-@pytest.mark.parametrize(
-    "name", ["sft", "reward", "ppo", "sample", "sample-again", "sample-ppo", "judge-model"]
-)
-def test_a_snapshot_s_key_covers_every_declared_input(name):
-    """Code is covered by what `inputs_key` itself finds loaded."""
-    source = script_of(RUN_FILE[name]["cmd"]).read_text(encoding="utf-8")
+def texts_behind(node: ast.AST, tree: ast.Module) -> set[str]:
+    """Every text in an expression, and in what is assigned to the names that it uses."""
+    assigned = [
+        (target.id, n.value)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign)
+        for target in ast.walk(n.targets[0])
+        if isinstance(target, ast.Name)
+    ]
+    found, todo, seen = set(), [node], set()
+    while todo:
+        for part in ast.walk(todo.pop()):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                found.add(part.value)
+            elif isinstance(part, ast.Name) and part.id not in seen:
+                seen.add(part.id)
+                todo += [value for name, value in assigned if name == part.id]
+    return found
+
+
+@pytest.mark.parametrize(("folder", "name"), [stage for stage in ALL_STAGES if stage[1] in SNAPSHOTTING])
+def test_a_snapshot_s_key_covers_every_declared_input(folder, name):
+    """The code and the pinned packages are covered by what `inputs_key` itself finds."""
+    tree = ast.parse(script_of(folder, name).read_text(encoding="utf-8"))
     (key,) = [
         node
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "inputs_key"
     ]
-    values, files = (ast.unparse(argument) for argument in key.args)
-    for dep in RUN_FILE[name]["deps"]:
+    values, files = ast.unparse(key.args[0]), texts_behind(key.args[1], tree)
+    for dep in RUN_FILES[folder][name]["deps"]:
         assert (
-            dep.endswith(".py")
-            or repr(dep) in files
-            or (dep.startswith("artifacts/ppo/") and "*trained" in files)
-        )
-    for parameter in RUN_FILE[name]["params"]:
+            dep.endswith((".py", "constraints.txt"))
+            or dep in files
+            or (dep.startswith("artifacts/ppo/") and "artifacts/ppo/" in files)
+        ), dep
+    for parameter in RUN_FILES[folder][name]["params"]:
         section = parameter.partition(".")[0]
         named = f"params.{parameter}" if section in ("runtime", "seed") else section
         assert re.search(rf"\b{re.escape(named)}\b", values), parameter
 
 
-def test_the_lock_holds_exactly_what_the_run_file_declares():
-    lock = yaml.load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+def test_every_stage_that_keeps_snapshots_is_looked_at():
+    keeping = {script.stem for script in STAGES if "Snapshots(" in script.read_text(encoding="utf-8")}
+    assert keeping == {script_of(*stage).stem for stage in ALL_STAGES if stage[1] in SNAPSHOTTING}
+
+
+def locked(folder: str) -> dict:
+    return yaml.load((ROOT / folder / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+
+
+@pytest.mark.parametrize("folder", PIPELINES)
+def test_the_lock_holds_exactly_what_the_run_file_declares(folder):
+    lock = locked(folder)
     with Repo(str(ROOT)) as repo:
-        stages = {stage.addressing: stage for stage in repo.index.stages}
+        run_file = str(ROOT / folder / "dvc.yaml")
+        stages = {stage.name: stage for stage in repo.index.stages if stage.path == run_file}
     assert set(lock) == set(stages)
     for name, stage in stages.items():
-        paths = [str(dep) for dep in stage.deps if dep.protocol == "local" and not hasattr(dep, "params")]
-        assert [dep["path"] for dep in lock[name]["deps"]] == sorted(paths), name
-        assert [out["path"] for out in lock[name]["outs"]] == sorted(str(out) for out in stage.outs), name
+        deps = [dep.def_path for dep in stage.deps if dep.protocol == "local" and not hasattr(dep, "params")]
+        assert [dep["path"] for dep in lock[name]["deps"]] == sorted(deps), name
+        outs = [out.def_path for out in stage.outs]
+        assert [out["path"] for out in lock[name]["outs"]] == sorted(outs), name
         assert lock[name]["cmd"] == stage.cmd
 
 
-def test_the_committed_results_come_from_the_committed_code():
+@pytest.mark.parametrize("folder", PIPELINES)
+def test_the_committed_results_come_from_the_committed_code(folder):
     """Every file of the lock that git holds has the hash that the lock recorded when it was used or made."""
-    lock = yaml.load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]
-    entries = [entry for stage in lock.values() for entry in stage["deps"] + stage["outs"]]
-    held = [e for e in entries if (ROOT / e["path"]).is_file() and not e["path"].startswith(CACHED)]
-    assert len({entry["path"] for entry in held}) > 40
-    for entry in held:
-        assert hashlib.md5((ROOT / entry["path"]).read_bytes()).hexdigest() == entry["md5"], entry["path"]
+    entries = [entry for stage in locked(folder).values() for entry in stage["deps"] + stage["outs"]]
+    files = {(entry["path"], entry["md5"]) for entry in entries if not entry["path"].startswith(CACHED)}
+    held = [(ROOT / folder / path, md5) for path, md5 in files if (ROOT / folder / path).is_file()]
+    assert len(held) > 40
+    for path, md5 in held:
+        assert hashlib.md5(path.read_bytes()).hexdigest() == md5, path
 
 
-def test_params_are_in_the_form_that_dvc_writes(tmp_path):
-    """`-S` rewrites params.yaml: only the value that was set may differ afterwards."""
+@pytest.mark.parametrize("path", PARAMS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_params_are_in_the_form_that_dvc_writes(path, tmp_path):
+    """`-S` rewrites the file: only the value that was set may differ afterwards."""
     round_trip, target = YAML(), tmp_path / "params.yaml"
     with target.open("w", encoding="utf-8") as file:
-        round_trip.dump(round_trip.load((ROOT / "params.yaml").read_text(encoding="utf-8")), file)
-    assert target.read_text(encoding="utf-8") == (ROOT / "params.yaml").read_text(encoding="utf-8")
+        round_trip.dump(round_trip.load(path.read_text(encoding="utf-8")), file)
+    assert target.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")

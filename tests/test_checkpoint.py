@@ -10,7 +10,7 @@ from torch import nn
 
 from rlhf import checkpoint
 from rlhf.checkpoint import Best, Snapshot, Snapshots, inputs_key, restore_training, training_snapshot
-from rlhf.optim import copy_parameters, set_parameters
+from rlhf.optim import adamw, copy_parameters, set_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +199,43 @@ def test_without_the_optimisers_state_the_bits_would_differ(tmp_path):
     fresh = torch.optim.AdamW(first.parameters(), lr=0.1)
     train(first, fresh, range(5, 8))
     assert not torch.equal(whole.weight, first.weight)
+
+
+def int8_model() -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    """Two parameters with moments in 8 bits, which share code tables, and one that is too small for it."""
+    shapes = ((64, 64), (100, 50), (3, 5))
+    draws = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=draws)) for shape in shapes]
+    return parameters, adamw({"all": parameters}, 0.05, 0.9, 0.999, 1e-8, 0.01, state="int8")
+
+
+def train_int8(parameters, optimizer, steps) -> None:
+    for step in steps:
+        draws = torch.Generator().manual_seed(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=draws)
+        optimizer.step()
+
+
+def test_8_bit_moments_are_resumed_exactly(tmp_path):
+    whole, whole_optimizer = int8_model()
+    train_int8(whole, whole_optimizer, range(6))
+    first, optimizer = int8_model()
+    train_int8(first, optimizer, range(4))
+    snapshots(tmp_path).save(training_snapshot(4, optimizer))
+    second, restored = int8_model()
+    restore_training(snapshots(tmp_path).latest(), restored)
+    for before, after in zip(first, second, strict=True):
+        expected, found = optimizer.state[before], restored.state[after]
+        assert expected.keys() == found.keys() and len(found) == (3 if before.numel() == 15 else 7)
+        assert type(found["step"]) is int and found["step"] == expected["step"] == 4
+        for name in expected.keys() - {"step"}:
+            assert found[name].dtype == expected[name].dtype and torch.equal(found[name], expected[name])
+        assert found["state1"].dtype == (torch.float32 if before.numel() == 15 else torch.uint8)
+    train_int8(second, restored, range(4, 6))
+    assert all(map(torch.equal, whole, second))
+    for one, other in zip(whole, second, strict=True):
+        assert torch.equal(whole_optimizer.state[one]["state2"], restored.state[other]["state2"])
 
 
 def test_the_loss_scale_is_resumed(tmp_path):

@@ -5,7 +5,6 @@ import math
 import pytest
 from architecture import ROOT
 from locks import LOCK, stage
-from ruamel.yaml import YAML
 
 from tools.comparison import (
     MISSING,
@@ -19,8 +18,7 @@ from tools.comparison import (
     problems,
     tolerance,
 )
-
-yaml = YAML(typ="safe", pure=True)
+from tools.verify import read_lock
 
 
 def test_locks_are_compared_output_by_output():
@@ -95,10 +93,29 @@ def test_the_largest_difference_names_its_place(old, new, suffix, expected):
         ("reward.json:anything_else", 0.5),  # a fifth of 2.5
         ("ppo/42.json:last_step_kl", 1.0),
         ("ppo/42.json:last_step_reward", 0.15),
+        ("reward.json:loss", 0.05),
+        ("reward.json:mean_sft", 0.3),
+        ("report.json:heuristic_ppo_minus_sft", 0.5),
+        ("report.json:chrf_sft", 3.0),
     ],
 )
 def test_every_kind_of_metric_has_its_tolerance(name, expected):
     assert tolerance(f"reports/metrics/{name}", -2.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("preferences.json:pairs_rm", 40.0),
+        ("preferences.json:human", 0.0),
+        ("reward.json:n", 12.0),
+        ("reward.json:accuracy", 0.1),
+        ("reward.json:accuracy_margin_2", 0.3),
+        ("reward.json:loss", 0.05),
+    ],
+)
+def test_counts_that_follow_from_samples_have_wider_ones_in_question_answering(name, expected):
+    assert tolerance(f"qa/reports/metrics/{name}", 100.0) == expected
 
 
 def test_only_what_is_outside_its_tolerance_is_named():
@@ -122,8 +139,9 @@ def test_the_stages_that_compute_with_a_model_are_found_through_files_and_folder
     assert model_stages({}) == set()
 
 
-def test_in_this_project_fetch_and_split_are_the_same_on_every_machine():
-    lock = yaml.load((ROOT / "dvc.lock").read_text(encoding="utf-8"))["stages"]
+@pytest.mark.parametrize("run_file", ["dvc.yaml", "qa/dvc.yaml"])
+def test_in_this_project_fetch_and_split_are_the_same_on_every_machine(run_file):
+    lock = read_lock(ROOT, run_file)
     assert set(lock) - model_stages(lock) == {"fetch", "split"}
 
 

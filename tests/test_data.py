@@ -1,4 +1,4 @@
-"""Reading labelled text strictly, and a split that depends on content alone."""
+"""A split that depends on content alone."""
 
 import random
 from fractions import Fraction
@@ -8,92 +8,6 @@ import pytest
 from rlhf import data
 from rlhf.data import Row
 from rlhf.errors import UserError
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Write bytes as reviews.csv and read them back as rows."""
-
-    def read(content: str | bytes, where: dict[str, str] | None = None) -> list[Row]:
-        path = tmp_path / "reviews.csv"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return data.read_table(path, "text", "label", where or {})
-
-    return read
-
-
-# read_table
-
-
-def test_rows_are_filtered_by_exact_column_values(table):
-    content = "label,text,source,year\n1,good,a,1\n0,bad,b,1\n1,fine,a,2\n0,dull,a,1\n"
-    assert table(content) == [Row("good", 1), Row("bad", 0), Row("fine", 1), Row("dull", 0)]
-    assert table(content, {"source": "a", "year": "1"}) == [Row("good", 1), Row("dull", 0)]
-
-
-@pytest.mark.parametrize(
-    ("content", "rows"),
-    [
-        (b"\xef\xbb\xbftext,label\na,1\n", [Row("a", 1)]),  # a byte order mark
-        (b"text,label\r\na,1\r\n", [Row("a", 1)]),
-        (b"text,label\n\n  a b\t,1\n", [Row("a b", 1)]),  # stripped; an empty line is no row
-        (b'text,label\n"a, ""b""\nc",0\n', [Row('a, "b"\nc', 0)]),
-        ("text,label\né 🙂\u2028x,1\n".encode(), [Row("é 🙂\u2028x", 1)]),
-        (b"text,label\na\x00b,1\n", [Row("a\x00b", 1)]),
-        (b"text,label\n" + b"a" * 200_000 + b",1\n", [Row("a" * 200_000, 1)]),  # over csv's default limit
-    ],
-)
-def test_what_a_text_may_hold(table, content, rows):
-    assert table(content) == rows
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("text,label\na,1\nb,2\n", "reviews.csv, line 3: label is '2': expected 0 or 1"),
-        ("text,label\na,-1\n", "reviews.csv, line 2: label is '-1': expected 0 or 1"),
-        ("text,label\na,1.0\n", "reviews.csv, line 2: label is '1.0': expected 0 or 1"),
-        ("text,label\na, 1\n", "reviews.csv, line 2: label is ' 1': expected 0 or 1"),
-        ("text,label\na,\n", "reviews.csv, line 2: label is '': expected 0 or 1"),
-        ("text,label\na\n", "reviews.csv, line 2: label is None: expected 0 or 1"),
-        ("label,text\n1\n", "reviews.csv, line 2: the text is empty"),
-        ("text,label\n,1\n", "reviews.csv, line 2: the text is empty"),
-        ('text,label\n"a\nb",1\n" \t\n",0\n', "reviews.csv, line 5: the text is empty"),
-        ("text,label\n\u00a0,0\n", "reviews.csv, line 2: the text is empty"),
-        ("text,stars\na,1\n", "reviews.csv: no column 'label': it has ['text', 'stars']"),
-        ("Text,label\na,1\n", "reviews.csv: no column 'text': it has ['Text', 'label']"),
-        ("", "reviews.csv: no column 'text': it has None"),
-        ("text,label\n", "reviews.csv: no row where {}"),
-    ],
-)
-def test_a_bad_table_is_refused_with_line_and_value(table, content, complaint):
-    with pytest.raises(UserError) as raised:
-        table(content)
-    assert str(raised.value) == complaint
-
-
-def test_filters_that_find_nothing(table):
-    with pytest.raises(UserError, match="no column 'source'"):
-        table("text,label\na,1\n", {"source": "imdb"})
-    with pytest.raises(UserError, match=r"no row where \{'source': 'imdb'\}"):
-        table("text,label,source\na,1,IMDB\n", {"source": "imdb"})
-    # A row that the filter leaves out may hold anything: the other data set has its own label set.
-    assert table("text,label,source\na,1,a\n,9,b\n", {"source": "a"}) == [Row("a", 1)]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"text,label\ncaf\xe9,1\n",
-        "text,label\na,1\n".encode("utf-16"),
-        b'text,label\n"a,1\n',
-        b'text,label\n"a"b,1\n',
-    ],
-)
-def test_what_is_not_utf8_or_not_csv(table, content):
-    with pytest.raises(UserError, match=r"^reviews\.csv, line \d+: not readable as CSV: [^\n]+$"):
-        table(content)
-
 
 # distinct -> in_hash_order -> tokenised -> cut
 
@@ -151,7 +65,7 @@ def test_cut_numbers_disjoint_parts_in_order():
     }
     assert rows == [{"text": text} for text in "abcd"]
     assert data.cut(rows, {"sft": 3, "test": 1})["test"] == [{"id": "test-00000", "text": "d"}]  # just enough
-    with pytest.raises(UserError, match="needs 5 rows and only 4 are eligible"):
+    with pytest.raises(UserError, match=r"^split\.sizes needs 5 rows for sft, test and only 4 are eligible$"):
         data.cut(rows, {"sft": 3, "test": 2})
 
 
@@ -161,6 +75,15 @@ def test_token_limits_are_inclusive():
     assert [row["token_ids"] for row in kept] == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
     assert [(row["text"], row["label"]) for row in kept] == [("xx", 0), ("xxx", 1), ("xxxx", 0)]
     assert dropped == {"too_short": 1, "too_long": 2}
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_rows_of_one_label_alone_are_refused(label):
+    rows = [{"text": "a", "label": label}] * 3
+    with pytest.raises(UserError) as raised:
+        data.check_both_labels("a.csv", rows)
+    assert str(raised.value) == f"a.csv: each of the 3 rows in use has label {label}: expected 0 and 1"
+    data.check_both_labels("a.csv", [*rows, {"text": "a", "label": 1 - label}])
 
 
 # closing_text, near_duplicates, shared_prefixes

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from matplotlib import image
 
-from rlhf.report import figures
+from rlhf.report import drawing, figures
 
 STEPS = np.arange(1, 25)
 
@@ -84,7 +84,7 @@ DRAWINGS = {
     "overoptimisation": lambda path: figures.overoptimisation(path, gains(), {1: 24, 2: 0}, policy_table()),
     "reward_model": lambda path: figures.reward_model(path, curve(), np.array([[20, 3], [4, 30]])),
     "training": lambda path: figures.training(
-        path, step_log("loss"), step_log("bce"), step_log("bce").iloc[::8], ppo_logs()
+        path, step_log("loss"), step_log("loss"), step_log("loss").iloc[::8], ppo_logs()
     ),
     "validation": lambda path: figures.validation(path, checks(), {1: 24, 2: 0}),
     "diagnostics": lambda path: figures.diagnostics(path, ppo_logs()),
@@ -105,7 +105,7 @@ def test_a_figure_is_the_same_bytes_again_whatever_the_readers_style(tmp_path, n
 
 
 def test_every_series_differs_without_colour():
-    styles = [figures._seed_style(i) for i in range(4)]
+    styles = [drawing.seed_style(i) for i in range(4)]
     assert len({(s["linestyle"], s["marker"]) for s in styles}) == 4
     assert len({s["color"] for s in styles}) == 4
 

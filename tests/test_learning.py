@@ -15,12 +15,12 @@ from tiny import (
 )
 
 from rlhf.batching import chunks, micro_batches, pad_pairs
+from rlhf.heads import reward_head, zero_head
 from rlhf.models import (
     adapter_state,
     add_adapters,
     fingerprint,
     load_base,
-    new_head,
     select,
     set_adapter_state,
 )
@@ -30,7 +30,7 @@ from rlhf.optim import adamw, loss_scaler, optimizer_step
 from rlhf.randomness import stream
 from rlhf.rollout import collect
 from rlhf.sampling import sample
-from rlhf.scoring import evaluate, response_outputs, reward_logits
+from rlhf.scoring import RewardModel, evaluate, response_outputs, reward_logits
 from rlhf.update import minibatch_backward
 
 TARGET = 7  # the token that the toy reward pays for
@@ -72,7 +72,7 @@ def labelled(count, seed):
 
 
 def test_the_reward_model_separates_what_can_be_separated():
-    model, head = fresh_model("reward"), new_head(32, 1, CPU)
+    model, head = fresh_model("reward"), reward_head("linear", 32, 1, CPU)
     texts, labels = labelled(128, seed=1)
     assert 0.3 < labels.float().mean() < 0.7
     groups = {"policy": select(model, "reward", train=True), "head": list(head.parameters())}
@@ -94,13 +94,14 @@ def toy_ppo(monkeypatch, kl_beta, steps=20):
     Returns the mean reward and the KL to the reference, nats per sequence, at every step.
     """
 
-    def share(model, head, texts, eos_id, max_tokens):
+    def share(model, reward, texts, eos_id, max_tokens):
         return torch.tensor(
             [2 * np.mean([token == TARGET for token in text[2:]]) - 1 for text in texts]
         ).float()
 
     monkeypatch.setattr("rlhf.rollout.reward_scores", share)
-    model, value_head = fresh_model("sft", "reward", "ppo"), new_head(32, None, CPU)
+    model, value_head = fresh_model("sft", "reward", "ppo"), zero_head(32, CPU)
+    unused = RewardModel(zero_head(32, CPU), "reward", None)
     perturb(model, "sft")
     set_adapter_state(model, "ppo", adapter_state(model, "sft"))
     frozen = fingerprint(model, "sft")
@@ -111,7 +112,7 @@ def toy_ppo(monkeypatch, kl_beta, steps=20):
     for step in range(steps):
         prompts = random_texts([2] * 32, seed=step)
         noise = [stream(step, "tests", "ppo", row) for row in range(32)]
-        rollout = collect(model, value_head, value_head, prompts, noise, **settings)
+        rollout = collect(model, unused, value_head, prompts, noise, **settings)
         mask, log_ratio = rollout.response_mask, rollout.logprobs - rollout.ref_logprobs
         rewards.append(rollout.scores.mean().item())
         kls.append(masked_sum(log_ratio, mask).item() / 32)

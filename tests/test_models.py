@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import CPU, TEXT, adapter_tensors, base_tensors, lora, perturb, plain_forward, tiny_base, tiny_model
 
-from rlhf import models
+from rlhf import heads, models
 from rlhf.errors import UserError
-from rlhf.models import Lora, add_adapters, fingerprint, new_head, select
-from rlhf.tokenizer import load_tokenizer
+from rlhf.heads import reward_head, zero_head
+from rlhf.models import Lora, add_adapters, fingerprint, select
 
 
 def logits_of(model):
@@ -113,6 +113,35 @@ def test_a_target_that_matches_nothing_is_one_line_with_candidates(targets):
     assert "k_proj" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("llama", tiny.ROTARY_TARGETS),
+        ("qwen3", tiny.ROTARY_TARGETS),
+        ("gpt2", ("c_attn", "c_fc", "c_proj")),
+    ],
+)
+def test_all_linear_means_every_matrix_of_the_blocks_and_is_written_out(tmp_path, architecture, expected):
+    model = add_adapters(tiny_base(architecture), Lora(2, 4.0, (models.ALL_LINEAR,)), ["sft"], seed=1)
+    adapted = {key.split(".lora_A")[0] for key in adapter_tensors(model, "sft") if "lora_A" in key}
+    matrices = {key for key, value in tiny_base(architecture).named_parameters() if value.ndim == 2}
+    inside = {key for key in matrices if ".layers." in key or ".h." in key}
+    assert {name.removeprefix("base_model.model.") + ".weight" for name in adapted} == inside
+    models.save_adapter(model, "sft", tmp_path, "base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(expected)
+    fresh = add_adapters(tiny_base(architecture), Lora(2, 4.0, expected), ["sft"], seed=1)
+    assert fingerprint(fresh, "sft") == fingerprint(model, "sft")
+
+
+@pytest.mark.parametrize("targets", [(models.ALL_LINEAR, "q_proj"), ("q_proj", models.ALL_LINEAR)])
+def test_all_linear_stands_alone(targets):
+    with pytest.raises(
+        UserError, match=r"names 'all-linear': expected layers among .*, or all-linear alone$"
+    ):
+        add_adapters(tiny_base("llama"), Lora(2, 4.0, targets), ["sft"], seed=1)
+
+
 def test_copied_state_is_equal_and_shares_no_memory(llama):
     state = models.adapter_state(llama, "sft")
     models.set_adapter_state(llama, "ppo", state)
@@ -199,29 +228,29 @@ def test_an_adapter_that_does_not_fit_is_one_line_of_error(tmp_path, llama, brok
 
 def test_a_file_that_holds_no_head_is_one_line_of_error(tmp_path):
     save_file({"something": torch.zeros(3)}, tmp_path / "head.safetensors")
-    with pytest.raises(UserError, match="expected a head's weight and bias, found \\['something'\\]"):
-        models.load_head(tmp_path / "head.safetensors", CPU)
+    with pytest.raises(UserError, match="expected a head's weights and biases, found \\['something'\\]"):
+        heads.load_head(tmp_path / "head.safetensors", CPU)
 
 
 def test_the_value_head_is_zero_and_the_reward_head_comes_from_its_seed():
-    value = new_head(32, None, CPU)
+    value = zero_head(32, CPU)
     assert not value.weight.any() and not value.bias.any() and value.weight.requires_grad
-    first, second, other = (new_head(32, seed, CPU) for seed in (7, 7, 8))
+    first, second, other = (reward_head("linear", 32, seed, CPU) for seed in (7, 7, 8))
     assert torch.equal(first.weight, second.weight) and not torch.equal(first.weight, other.weight)
     assert first.weight.dtype == torch.float32 and not first.bias.any()
     assert 0.5 < first.weight.abs().max() * 32**0.5 <= 1
 
 
 def test_a_head_survives_the_disk_bit_for_bit_and_comes_back_frozen(tmp_path):
-    head = new_head(32, 7, CPU)
+    head = reward_head("linear", 32, 7, CPU)
     torch.nn.init.constant_(head.bias, 0.1)
-    models.save_head(head, tmp_path / "head.safetensors")
-    loaded = models.load_head(tmp_path / "head.safetensors", CPU)
+    heads.save_head(head, tmp_path / "head.safetensors")
+    loaded = heads.load_head(tmp_path / "head.safetensors", CPU)
     assert torch.equal(loaded.weight, head.weight) and torch.equal(loaded.bias, head.bias)
     assert not any(parameter.requires_grad for parameter in loaded.parameters())
     (tmp_path / "head.safetensors").write_bytes(b"{}")
     with pytest.raises(UserError, match=r"head\.safetensors"):
-        models.load_head(tmp_path / "head.safetensors", CPU)
+        heads.load_head(tmp_path / "head.safetensors", CPU)
 
 
 def test_load_base_gives_the_saved_weights_frozen_and_in_evaluation_mode(tmp_path):
@@ -231,19 +260,6 @@ def test_load_base_gives_the_saved_weights_frozen_and_in_evaluation_mode(tmp_pat
     assert all(torch.equal(value, expected[key]) for key, value in base_tensors(base).items())
     assert not base.training and not trainable(base)
     assert models.load_base(folder, "bfloat16", "none", CPU).dtype == torch.bfloat16
-
-
-def test_a_policy_folder_holds_its_tokenizer(tmp_path):
-    sentence, plain = tiny.SENTENCES[1], tiny.tiny_tokenizer()
-    plain.save_pretrained(tmp_path / "whole")
-    tokenizer = load_tokenizer(tmp_path / "whole")
-    assert tokenizer.eos_token_id == tiny.EOS
-    ids = tokenizer.encode(sentence, add_special_tokens=False)
-    assert len(ids) < len(sentence) and tokenizer.decode(ids) == sentence
-    plain.eos_token = None
-    plain.save_pretrained(tmp_path / "endless")
-    with pytest.raises(UserError, match="endless: the tokenizer names no end-of-sequence token"):
-        load_tokenizer(tmp_path / "endless")
 
 
 def test_determinism_needs_the_device_that_it_is_asked_for():

@@ -12,6 +12,7 @@ from rlhf.objectives import (
     label_loss,
     next_kl_beta,
     policy_loss,
+    reward_to_go,
     sequence_nll,
     token_rewards,
     value_loss,
@@ -127,6 +128,26 @@ def test_gae_without_discount_returns_the_reward_to_go():
             assert returns[row, t].item() == pytest.approx(rewards[row, t:length].sum().item(), abs=1e-14)
 
 
+def test_reward_to_go_by_hand():
+    # gamma 1/2. Row 0: 4. Row 1: 1 + (2 + 4/2)/2 = 3, 2 + 4/2 = 4, 4. What is under the mask counts nothing.
+    rewards = tensor([[4.0, 1e6, NAN], [1.0, 2.0, 4.0]])
+    mask = tensor([[True, False, False], [True, True, True]])
+    assert reward_to_go(rewards, mask, 0.5).tolist() == [[4.0, 0.0, 0.0], [3.0, 4.0, 4.0]]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_reward_to_go_is_the_double_sum_and_gae_without_values(gamma):
+    rewards = draws(1)[0]
+    found = reward_to_go(rewards, MASK, gamma)
+    for row, length in enumerate(LENGTHS):
+        for t in range(length):
+            expected = sum(gamma ** (k - t) * rewards[row, k].item() for k in range(t, length))
+            assert found[row, t].item() == pytest.approx(expected, abs=1e-14)
+    assert not found[~MASK].any()
+    for advantages_or_returns in gae(rewards, torch.zeros_like(rewards), MASK, gamma, lam=1.0):
+        assert torch.equal(advantages_or_returns, found)
+
+
 def test_policy_loss_by_hand():
     # clip 1/4; ratios 2, 2, 1/2, 1/2, 1 with advantages 1, -1, 1, -1, 3.
     # 2, +1: clipped to 5/4, -1.25.     2, -1: the worse side stays, 2.
@@ -193,6 +214,7 @@ def everything(a, b, c, mask) -> dict[str, torch.Tensor]:
     scores = torch.ones(len(a), dtype=a.dtype)
     rewards = token_rewards(scores, a.detach(), b, mask, 0.1)
     statistics = {"ratio": policy.mean_ratio, "clipped": policy.clip_fraction}
+    statistics |= {"to go": reward_to_go(b, mask, 0.9)}
     return found | gradients | statistics | {"advantages": advantages, "returns": returns, "rewards": rewards}
 
 
@@ -241,7 +263,13 @@ def test_no_argument_is_edited():
 
 @pytest.mark.parametrize(
     ("function", "n_tensors", "settings"),
-    [(sequence_nll, 1, ()), (gae, 2, (1.0, 1.0)), (policy_loss, 3, (0.2,)), (value_loss, 3, (0.2,))],
+    [
+        (sequence_nll, 1, ()),
+        (reward_to_go, 1, (1.0,)),
+        (gae, 2, (1.0, 1.0)),
+        (policy_loss, 3, (0.2,)),
+        (value_loss, 3, (0.2,)),
+    ],
 )
 def test_shapes_must_agree(function, n_tensors, settings):
     for wrong in range(n_tensors + 1):

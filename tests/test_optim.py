@@ -1,9 +1,13 @@
 """One optimiser step: what it measures, what it clips, and what it refuses."""
 
+import sys
+
 import pytest
 import torch
+from bitsandbytes.cextension import ErrorHandlerMockBNBNativeLibrary
 from torch import nn
 
+from rlhf.errors import UserError
 from rlhf.optim import StepNorms, adamw, loss_scaler, optimizer_step
 
 CPU = torch.device("cpu")
@@ -169,11 +173,81 @@ def test_without_scaling_a_gradient_that_is_not_finite_is_an_error(bad, group):
     assert not optimizer.state
 
 
-def test_finite_gradients_whose_norm_overflows_are_an_error_too():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_finite_gradients_whose_norm_overflows_are_an_error_too(dtype):
     # 1e30 squared is beyond float32: the norm is infinite, and clipping by it would zero every gradient
     # while weight decay still moved the parameters. The reference notebook raises.
-    groups = {"policy": [parameter(1.0, 1.0)]}
-    groups["policy"][0].grad = torch.full((2,), 1e30)
+    groups, scaler = {"policy": [parameter(1.0, 1.0)]}, loss_scaler(CPU, dtype)
+    optimizer = adamw(groups, **{**ADAM, "weight_decay": 0.01})
+    scaler.scale(groups["policy"][0] * 1e30).sum().backward()
     with pytest.raises(FloatingPointError):
-        optimizer_step(adamw(groups, **{**ADAM, "weight_decay": 0.01}), groups, unscaled(), max_grad_norm=1.0)
+        optimizer_step(optimizer, groups, scaler, max_grad_norm=1.0)
     assert groups["policy"][0].tolist() == [1.0, 1.0]
+
+
+def test_float32_is_torchs_own_adamw():
+    assert type(adamw({"policy": [parameter(1.0)]}, **ADAM)) is torch.optim.AdamW
+
+
+def test_the_int8_state_is_int8_for_large_parameters_alone():
+    large, small = nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.ones(64, 63))
+    groups = {"policy": [large], "value": [small]}
+    optimizer = adamw(groups, **ADAM, state="int8")
+    for p in (large, small):
+        p.grad = torch.full_like(p, 0.25)
+    optimizer_step(optimizer, groups, unscaled(), max_grad_norm=100.0)
+    moments = [[optimizer.state[p][name].dtype for name in ("state1", "state2")] for p in (large, small)]
+    assert moments == [[torch.uint8] * 2, [torch.float32] * 2]
+    # Adam's first step is lr whatever the gradient; the moments are rounded after it, not before.
+    assert all(torch.allclose(p, torch.tensor(0.9), rtol=0, atol=1e-6) for p in (large, small))
+
+
+def descend(state: str, steps: int = 60) -> list[float]:
+    """Least squares on a matrix of 8,192 numbers: the losses."""
+    draws = torch.Generator().manual_seed(1)
+    target = torch.randn(64, 128, generator=draws)
+    weights = nn.Parameter(torch.zeros(64, 128))
+    groups, losses = {"policy": [weights]}, []
+    optimizer = adamw(groups, **{**ADAM, "weight_decay": 0.01}, state=state)
+    for _ in range(steps):
+        loss = (weights - target).square().mean()
+        loss.backward()
+        optimizer_step(optimizer, groups, unscaled(), max_grad_norm=1.0)
+        losses.append(loss.item())
+    return losses
+
+
+def test_int8_descends_like_float32_and_not_exactly_so():
+    exact, rounded = descend("float32"), descend("int8")
+    assert rounded != exact and rounded == descend("int8")
+    assert exact[-1] < 0.05 * exact[0]
+    assert max(abs(a - b) for a, b in zip(exact, rounded, strict=True)) < 0.05 * exact[0]
+
+
+def test_float16_overflow_skips_an_int8_step_too():
+    weights = nn.Parameter(torch.ones(64, 64))
+    groups, scaler = {"policy": [weights]}, loss_scaler(CPU, torch.float16)
+    optimizer = adamw(groups, **ADAM, state="int8")
+    scaler.scale((weights.half() * 300).sum()).backward()  # 256 x 300 = 76,800: infinite
+    assert optimizer_step(optimizer, groups, scaler, 1.0).skipped
+    assert not optimizer.state and bool((weights == 1).all())
+    scaler.scale((weights.half() * 300).sum()).backward()
+    assert not optimizer_step(optimizer, groups, scaler, 1.0).skipped
+    assert bool((weights < 1).all())
+
+
+def test_where_8_bit_adam_is_not_built_in_the_error_is_one_line(monkeypatch):
+    """What bitsandbytes puts in the place of its compiled library when that cannot be loaded."""
+    absent = ErrorHandlerMockBNBNativeLibrary("libbitsandbytes_cpu.so: cannot open shared object file")
+    monkeypatch.setattr("bitsandbytes.backends.cpu.ops.lib", absent)
+    groups = {"policy": [nn.Parameter(torch.ones(64, 64))]}
+    with pytest.raises(UserError, match=r"^adam\.state is 'int8': .* for cpu here .*'float32'") as caught:
+        adamw(groups, **ADAM, state="int8")
+    assert "\n" not in str(caught.value)
+    assert isinstance(adamw(groups, **ADAM), torch.optim.AdamW)
+
+
+def test_without_bitsandbytes_int8_is_one_line_of_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(UserError, match=r"^adam\.state is 'int8'"):
+        adamw({"policy": [parameter(1.0)]}, **ADAM, state="int8")

@@ -3,37 +3,32 @@
 import json
 import re
 import shutil
-from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
+from pipeline_checks import (
+    changed_stages,
+    check_nothing_lies_about,
+    check_outputs,
+    check_plots,
+    only_error,
+    outputs_of,
+    read_yaml,
+    stages_run,
+)
 from toy import run, set_params
 
 from rlhf.record import sha256_file
 
-yaml = YAML(typ="safe", pure=True)
-
-
-def stages_run(printed: str) -> set[str]:
-    return set(re.findall(r"Running stage '([^']+)'", printed))
-
-
-def changed_stages(folder: Path) -> set[str]:
-    """The stages whose own code, data or parameters are not those of the last run."""
-    return set(json.loads(run(folder, "dvc", "status", "--json")))
-
 
 def test_every_declared_output_is_there_and_in_the_lock(project):
-    lock = yaml.load((project / "dvc.lock").read_text())["stages"]
-    outputs = [out["path"] for stage in lock.values() for out in stage["outs"]]
-    assert len(lock) == 14
+    outputs = outputs_of(project)
+    assert len(read_yaml(project / "dvc.lock")["stages"]) == 14
     assert len(outputs) == len(set(outputs)) > 30
     assert [path for path in outputs if not (project / path).exists()] == []
 
 
 def test_nothing_is_left_lying_about(project):
-    assert run(project, "git", "status", "--porcelain") == ""
-    assert list(project.rglob(".*.partial")) == []
+    check_nothing_lies_about(project)
 
 
 def test_a_second_repro_runs_nothing_and_says_so(project):
@@ -44,37 +39,17 @@ def test_a_second_repro_runs_nothing_and_says_so(project):
 
 
 def test_outputs_name_no_path_of_this_machine_and_metrics_are_flat(project):
-    lock = yaml.load((project / "dvc.lock").read_text())["stages"]
-    for out in (out for stage in lock.values() for out in stage["outs"]):
-        path = project / out["path"]
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        for file in files:
-            assert str(project).encode() not in file.read_bytes(), file
-    for file in (project / "reports/metrics").rglob("*.json"):
-        assert all(isinstance(v, int | float) for v in json.loads(file.read_text()).values()), file
+    check_outputs(project)
 
 
 def test_every_declared_plot_has_data_a_title_and_labels(project):
-    found = json.loads(run(project, "dvc", "plots", "show", "--json"))
-    assert "errors" not in found
-    declared = [next(iter(plot.items())) for plot in yaml.load((project / "dvc.yaml").read_text())["plots"]]
-    assert set(found["data"]) == {name for name, _ in declared}
-    for name, plot in declared:
-        (drawn,) = found["data"][name]
-        content = drawn["content"]
-        assert content["title"]["text"] == plot["title"]
-        assert len(content["data"]["values"]) >= 2, name
-        assert plot["x_label"] in json.dumps(content) and plot["y_label"] in json.dumps(content)
+    check_plots(project)
 
 
-def test_two_clean_clones_give_the_same_lock(project, tmp_path):
-    """The second in other surroundings, from the commit that holds no results yet."""
-    run(tmp_path, "git", "clone", "--quiet", str(project), "a clone")
-    clone = tmp_path / "a clone"
-    run(clone, "git", "checkout", "--quiet", "HEAD~1")
-    surroundings = {"TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "3"}
-    run(clone, "sh", "-c", "umask 077 && dvc repro", **surroundings)
-    assert (clone / "dvc.lock").read_bytes() == (project / "dvc.lock").read_bytes()
+def test_two_clean_clones_give_the_same_lock(project_and_clone):
+    """The second in other surroundings."""
+    one, other = project_and_clone
+    assert (one / "dvc.lock").read_bytes() == (other / "dvc.lock").read_bytes()
 
 
 def test_stages_run_without_dvc_whatever_the_order_of_the_rows(project, tmp_path):
@@ -143,7 +118,7 @@ def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
     try:
         printed = run(project, "dvc", "exp", "run", "-S", "ppo.lr=1e-5", "--name", "slow")
         assert stages_run(printed) == {"ppo@1", "ppo@2", "sample-ppo@1", "sample-ppo@2", "judge", "report"}
-        assert yaml.load((project / "params.yaml").read_text())["ppo"]["lr"] == 1e-5
+        assert read_yaml(project / "params.yaml")["ppo"]["lr"] == 1e-5
         found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))
         assert "reports/metrics/report.json" in found
         assert all(
@@ -218,13 +193,10 @@ def test_a_sweep_runs_two_at_a_time_and_gives_what_a_single_run_gives(project, t
     ],
 )
 def test_a_bad_input_gives_one_line_and_loses_nothing(project, changes, stage, message):
-    before = run(project, "dvc", "status")
+    before = changed_stages(project)
     try:
         set_params(project, changes)
-        printed = run(project, "python", "-m", f"stages.{stage}", expect=1).strip().splitlines()
-        assert printed[-1].startswith("error: ")
-        assert message in printed[-1]
-        assert not any("Traceback" in line for line in printed)
+        assert message in only_error(project, stage)
     finally:
         run(project, "git", "checkout", "--quiet", "params.yaml")
-    assert run(project, "dvc", "status") == before
+    assert changed_stages(project) == before

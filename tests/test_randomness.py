@@ -1,11 +1,12 @@
 """Streams that are named by what they are for, and the order in which steps visit rows."""
 
+import hashlib
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from rlhf.randomness import epoch_order, stream
+from rlhf.randomness import epoch_order, named_seed, stream
 
 KEY = (42, "ppo", "sample", 3, 7)
 
@@ -20,6 +21,15 @@ def test_golden_first_draws():
     assert stream(*KEY).random(3).tolist() == [0.3627398089148538, 0.20624031432428203, 0.38360681135579267]
     assert stream(*KEY).integers(0, 2**32, 3).tolist() == [1059082080, 1557955616, 599371342]
     assert stream(42, "ppo", "order", 0).permutation(8).tolist() == [1, 6, 3, 7, 0, 4, 2, 5]
+
+
+def test_a_named_seed_has_63_bits_of_the_same_names():
+    """Of sha256("42 NUL sft NUL dropout NUL 3 NUL 0") the first 16 bytes, little end first, modulo 2^63."""
+    digest = hashlib.sha256(b"42\x00sft\x00dropout\x003\x000").digest()
+    expected = int.from_bytes(digest[:8], "little") & (2**63 - 1)
+    assert named_seed(42, "sft", "dropout", 3, 0) == expected
+    seeds = {named_seed(42, "sft", "dropout", step, 0) for step in range(100)}
+    assert len(seeds) == 100 and all(0 <= seed < 2**63 for seed in seeds) and max(seeds) > 2**62
 
 
 def test_every_part_of_the_key_matters():

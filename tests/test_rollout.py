@@ -8,11 +8,12 @@ from tiny import CPU, EOS, POISON, plain_forward, random_texts, streams
 from torch import nn
 
 from rlhf.batching import Batch, micro_batches, pad_pairs
-from rlhf.models import adapter_state, new_head, select, set_adapter_state
-from rlhf.objectives import score_from_logit
+from rlhf.heads import reward_head
+from rlhf.models import adapter_state, select, set_adapter_state
+from rlhf.objectives import Centre, score_from_logit
 from rlhf.rollout import Rollout, collect, records, summarise
 from rlhf.sampling import sample
-from rlhf.scoring import evaluate, response_outputs, reward_logits, reward_scores
+from rlhf.scoring import RewardModel, evaluate, response_outputs, reward_logits, reward_scores
 
 # Float32 numbers of size up to 16 are 1e-6 apart, and sums in another order move a few of those steps.
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -25,7 +26,7 @@ SETTINGS = {"policy": "ppo", "response_tokens": 8, "eos_id": EOS, "temperature":
 
 
 def value_head_of(model) -> nn.Linear:
-    return new_head(32, 5, CPU).requires_grad_(False)
+    return reward_head("linear", 32, 5, CPU).requires_grad_(False)
 
 
 def brute_force(model, value_head, temperature):
@@ -103,7 +104,7 @@ def closed_logit(model, head, body):
 @torch.no_grad()
 def test_the_reward_is_read_at_one_final_eos_alone(model):
     select(model, "reward")
-    head = new_head(32, 3, CPU)
+    head = reward_head("linear", 32, 3, CPU)
     bodies = [*random_texts([5, 1, 9, 3, 7], seed=3), []]
     ended = [body + [EOS] * i for i, body in enumerate(bodies)]  # with 0 to 5 EOS of their own
     expected = torch.stack([closed_logit(model, head, body) for body in bodies])
@@ -115,10 +116,10 @@ def test_the_reward_is_read_at_one_final_eos_alone(model):
 
 
 def test_reward_scores_use_the_reward_adapter_and_no_gradient(llama):
-    head = new_head(32, 3, CPU)
+    head = reward_head("linear", 32, 3, CPU)
     texts = random_texts([4, 2], seed=4)
     select(llama, "ppo", train=True)
-    scores = reward_scores(llama, head, texts, EOS, 100)
+    scores = reward_scores(llama, RewardModel(head, "reward", None), texts, EOS, 100)
     select(llama, "reward")
     logits = torch.stack([closed_logit(llama, head, text) for text in texts])
     torch.testing.assert_close(scores, torch.tanh(logits / 2), **CLOSE)  # 2 sigmoid(x) - 1
@@ -126,9 +127,30 @@ def test_reward_scores_use_the_reward_adapter_and_no_gradient(llama):
     assert not any(parameter.requires_grad for parameter in llama.parameters())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("adapter", [None, "reward"])
+def test_a_centred_score_is_read_under_the_reward_s_own_adapter(llama, adapter):
+    """None is the base, whatever was active before."""
+    head, texts = reward_head("mlp", 32, 3, CPU), random_texts([4, 2], seed=4)
+    select(llama, adapter)
+    logits = torch.stack([closed_logit(llama, head, text) for text in texts])
+    select(llama, "ppo", train=True)
+    scores = reward_scores(llama, RewardModel(head, adapter, Centre(0.5, 2.0)), texts, EOS, 100)
+    torch.testing.assert_close(scores, (logits - 0.5) / 2, **CLOSE)
+
+
+def reward_model() -> RewardModel:
+    return RewardModel(reward_head("linear", 32, 3, CPU), "reward", None)
+
+
 def collected(model, value_head, **changed) -> Rollout:
     return collect(
-        model, new_head(32, 3, CPU), value_head, PROMPTS, streams(5, seed=5), **{**SETTINGS, **changed}
+        model,
+        reward_model(),
+        value_head,
+        PROMPTS,
+        streams(5, seed=5),
+        **{**SETTINGS, **changed},
     )
 
 
@@ -155,7 +177,7 @@ def test_a_rollout_holds_the_right_adapter_in_every_field(model):
                 )
         select(model, "reward")
         body = [token for token in prompt + response if token != EOS]
-        score = score_from_logit(closed_logit(model, new_head(32, 3, CPU), body))
+        score = score_from_logit(closed_logit(model, reward_head("linear", 32, 3, CPU), body))
         torch.testing.assert_close(rollout.scores[i], score.detach(), **CLOSE)
     assert all(not field.requires_grad for field in rollout[2:])
 
@@ -184,7 +206,7 @@ def test_one_seed_gives_one_rollout_and_every_row_its_own_stream(llama):
     assert all(torch.equal(a, b) for a, b in zip(first[2:], second[2:], strict=True))
     replaced = streams(5, seed=5)
     replaced[0] = streams(6)[5]
-    changed = collect(llama, new_head(32, 3, CPU), head, PROMPTS, replaced, **SETTINGS)
+    changed = collect(llama, reward_model(), head, PROMPTS, replaced, **SETTINGS)
     differs = [a != b for a, b in zip(first.responses, changed.responses, strict=True)]
     assert differs == [True, False, False, False, False]
 

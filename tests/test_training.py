@@ -1,6 +1,7 @@
 """The stages that train or sample, run here on a tiny model: what they descend, start from and keep."""
 
 import csv
+import math
 import shutil
 import sys
 from importlib import import_module
@@ -13,10 +14,12 @@ from ruamel.yaml import YAML
 from tiny import CPU, EOS, perturb, plain_forward, random_texts, write_policy_folder
 from toy import set_params, toy_params
 
-from rlhf import models, record
+from rlhf import heads, models, record
 from rlhf.config import load
-from rlhf.models import Lora, new_head
+from rlhf.heads import reward_head
+from rlhf.models import Lora
 from rlhf.objectives import label_loss, token_rewards
+from rlhf.ops import whiten
 from rlhf.randomness import epoch_order, stream
 from rlhf.record import read_json, read_jsonl, write_json, write_jsonl
 from rlhf.scoring import reward_logits
@@ -54,7 +57,8 @@ def folder(tmp_path, monkeypatch) -> Path:
     for name in ("sft", "reward"):
         perturb(model, name)
         models.save_adapter(model, name, Path("artifacts", name), "tiny")
-    models.save_head(new_head(32, 3, CPU), Path("artifacts/reward/head.safetensors"))
+    heads.save_head(reward_head("linear", 32, 3, CPU), Path("artifacts/reward/head.safetensors"))
+    write_json("artifacts/reward/reward.json", {"adapter": True, "centre": None})
     yield tmp_path
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
@@ -107,27 +111,27 @@ def test_sft_descends_the_mean_over_sequences_whatever_the_micro_batches(run):
 
 def test_reward_descends_the_mean_over_rows_whatever_the_micro_batches(run):
     alone, together = first_steps(run, "reward")
-    model, head, losses = model_with("reward"), new_head(32, load().seed, CPU), []
+    model, head, losses = model_with("reward"), reward_head("linear", 32, load().seed, CPU), []
     for row in first_batch("rm", "reward"):
         logit = head(plain_forward(model, [*row["token_ids"], EOS])[1][-1])
         losses.append(label_loss(logit, torch.tensor([row["label"]])).item())
-    assert together["bce"] == pytest.approx(sum(losses) / 4, abs=1e-5)
+    assert together["loss"] == pytest.approx(sum(losses) / 4, abs=1e-5)
     assert alone == pytest.approx(together, rel=1e-5)
 
 
 def test_the_reward_model_with_the_lowest_validation_loss_is_kept(run):
     changes = {"reward.steps": 8, "reward.batch_size": 4, "reward.lr": 0.05, "reward.validate_every": 1}
     run("reward", changes)
-    best = min(table("reports/plots/reward_validation.csv"), key=lambda row: row["bce"])
+    best = min(table("reports/plots/reward_validation.csv"), key=lambda row: row["loss"])
     assert read_json("reports/metrics/reward.json")["selected_step"] == best["step"]
     assert 1 < best["step"] < 8, "choose another learning rate"
     model, rows = model_with("reward"), read_jsonl("data/split/val.jsonl")
     models.load_adapter(model, "reward", "artifacts/reward")
-    head = models.load_head("artifacts/reward/head.safetensors", CPU)
+    head = heads.load_head("artifacts/reward/head.safetensors", CPU)
     with torch.no_grad():
         logits = reward_logits(model, head, [row["token_ids"] for row in rows], EOS, 1024)
     losses = label_loss(logits, torch.tensor([row["label"] for row in rows]))
-    assert losses.mean().item() == pytest.approx(best["bce"], abs=1e-6)
+    assert losses.mean().item() == pytest.approx(best["loss"], abs=1e-6)
 
 
 def test_ppo_starts_as_the_sft_policy(run):
@@ -155,6 +159,49 @@ def test_returns_are_raw_and_advantages_whitened(run, monkeypatch):
     torch.testing.assert_close(returns, expected, rtol=1e-6, atol=1e-7)
     assert advantages[mask].mean().item() == pytest.approx(0, abs=1e-6)
     assert advantages[mask].std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_without_a_critic_advantages_are_whitened_rewards_to_go(run, monkeypatch):
+    """Before the first update the KL is 0: what is to go is the score, discounted from the end."""
+    seen = []
+
+    def watched(model, head, rollout, advantages, returns, *rest, **settings):
+        seen.append((head, rollout, advantages, returns))
+        return minibatch_backward(model, head, rollout, advantages, returns, *rest, **settings)
+
+    monkeypatch.setattr("stages.ppo.minibatch_backward", watched)
+    run("ppo --seed 1", {"ppo.advantage": "returns", "ppo.steps": 1, "ppo.gamma": 0.9, "ppo.lam": 0.8})
+    head, rollout, advantages, returns = seen[0]
+    mask = rollout.response_mask
+    tokens_left = mask.sum(1, keepdim=True) - 1 - torch.arange(mask.shape[1])
+    expected = torch.where(mask, rollout.scores[:, None] * 0.9**tokens_left, 0.0)
+    assert head is None and not rollout.values.any()
+    torch.testing.assert_close(returns, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(advantages, whiten(expected, mask), rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_critic_there_is_no_value_head_and_its_cells_are_empty(run):
+    run("ppo --seed 1", {"ppo.advantage": "returns", "ppo.steps": 2})
+    with Path("reports/plots/ppo/1.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["value_loss"], row["value_grad_norm"]) for row in rows] == [("", "")] * 2
+    assert all(row["loss"] == row["policy_loss"] and float(row["policy_grad_norm"]) > 0 for row in rows)
+    found = {path.relative_to("artifacts/ppo/1").as_posix() for path in Path("artifacts/ppo/1").rglob("*.*")}
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert found == {*names, *(f"last/{name}" for name in names)}
+
+
+def test_ppo_is_rewarded_by_centred_scores(run):
+    """The same texts under tanh(x / 2) and under (x - 1/4) / 2, for the same logits x."""
+    found = []
+    for centre in (None, [0.25, 2.0]):
+        write_json("artifacts/reward/reward.json", {"adapter": True, "centre": centre})
+        run("ppo --seed 1", {"ppo.steps": 1, "ppo.lr": STILL})
+        found.append(read_jsonl("artifacts/ppo_validation/1.jsonl"))
+    for bounded, centred in zip(*found, strict=True):
+        logit = 2 * math.atanh(bounded.pop("reward"))
+        assert centred.pop("reward") == pytest.approx((logit - 0.25) / 2, abs=1e-4)
+        assert bounded == centred
 
 
 def test_rewards_use_the_kl_coefficient_that_the_controller_sets(run, monkeypatch):
@@ -230,6 +277,7 @@ def written() -> dict[str, bytes]:
             {"ppo.steps": 4, "ppo.validate_every": 1, "ppo.lr": 0.02}
             | {"ppo.kl_controller": "stepwise", "ppo.kl_beta": 0.5, "ppo.kl_target": 1e-6},
         ),
+        ("ppo --seed 1", {"ppo.steps": 4, "ppo.lr": 0.02, "ppo.advantage": "returns"}),
         ("sample --policy sft", {"sample.n": 2, "sample.batch_size": 3}),
     ],
 )

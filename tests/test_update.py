@@ -16,12 +16,14 @@ from tiny import (
     tiny_model,
 )
 
-from rlhf.models import adapter_state, add_adapters, fingerprint, new_head, select, set_adapter_state
+from rlhf.heads import reward_head, zero_head
+from rlhf.models import adapter_state, add_adapters, fingerprint, select, set_adapter_state
 from rlhf.objectives import gae, token_rewards
 from rlhf.ops import whiten
 from rlhf.optim import StepNorms, adamw, loss_scaler, optimizer_step
 from rlhf.randomness import stream
 from rlhf.rollout import Rollout, collect
+from rlhf.scoring import RewardModel
 from rlhf.update import UpdateStatistics, minibatch_backward, summarise_updates
 
 SETTINGS = {"temperature": 1.2, "clip": 0.2, "value_clip": 0.2, "value_coef": 0.5}
@@ -82,7 +84,7 @@ def gradients(parameters):
 @pytest.mark.parametrize("rows", [MINIBATCH, [2], [3, 1]])
 def test_any_micro_batches_give_the_gradient_of_the_naive_loss(model, rows):
     batch = a_rollout(model)
-    head = new_head(32, 5, CPU)
+    head = reward_head("linear", 32, 5, CPU)
     parameters = [*select(model, "ppo", train=True), *head.parameters()]
     loss, statistics = naive_loss(model, head, *batch, rows)
     if len(rows) == 5:
@@ -102,7 +104,7 @@ def test_any_micro_batches_give_the_gradient_of_the_naive_loss(model, rows):
 
 def test_what_lies_under_the_padding_changes_no_gradient(llama):
     rollout, advantages, returns = a_rollout(llama)
-    head = new_head(32, 5, CPU)
+    head = reward_head("linear", 32, 5, CPU)
     parameters = [*select(llama, "ppo", train=True), *head.parameters()]
     results = []
     for poison in (0.0, 1e6):
@@ -128,7 +130,7 @@ def test_the_eos_token_gets_a_gradient_of_its_own(llama):
     rollout = Rollout(
         PROMPTS[:1], [[EOS]], torch.ones(1, 1, dtype=torch.bool), old + before, old, old, old, old[0]
     )
-    head = new_head(32, None, CPU)
+    head = zero_head(32, CPU)
     groups = {"policy": select(llama, "ppo", train=True), "value": list(head.parameters())}
     scaler = loss_scaler(CPU, torch.float32)
     minibatch_backward(
@@ -142,7 +144,7 @@ def one_step(model, head, seed=5, max_tokens=24):
     """The steps of stages/ppo.py once: collect, reward, advantages, one update over the whole batch."""
     rollout = collect(
         model,
-        new_head(32, 3, CPU),
+        RewardModel(reward_head("linear", 32, 3, CPU), "reward", None),
         head,
         PROMPTS,
         streams(5, seed),
@@ -172,7 +174,7 @@ def one_step(model, head, seed=5, max_tokens=24):
 
 
 def test_an_update_changes_the_policy_and_the_value_head_alone(model):
-    head = new_head(32, None, CPU)
+    head = zero_head(32, CPU)
     base, ppo = base_tensors(model), adapter_tensors(model, "ppo")
     frozen = {name: fingerprint(model, name) for name in ("sft", "reward")}
     statistics, norms = one_step(model, head)
@@ -189,13 +191,13 @@ def test_an_update_changes_the_policy_and_the_value_head_alone(model):
 @pytest.mark.parametrize("max_tokens", [24, 10_000])
 def test_the_first_update_starts_at_a_ratio_of_one(model, max_tokens):
     """The policy that sampled is the policy that is updated: nothing is clipped, the ratio is 1."""
-    statistics, _ = one_step(model, new_head(32, None, CPU), max_tokens=max_tokens)
+    statistics, _ = one_step(model, zero_head(32, CPU), max_tokens=max_tokens)
     assert statistics.mean_ratio == pytest.approx(1, abs=1e-6) and statistics.clip_fraction == 0
 
 
 def test_the_same_seeds_give_the_same_update_bit_for_bit():
     def after(seed):
-        model, head = tiny_model("llama"), new_head(32, None, CPU)
+        model, head = tiny_model("llama"), zero_head(32, CPU)
         torch.manual_seed(seed * 7)  # must not matter
         one_step(model, head, seed)
         return fingerprint(model, "ppo"), head.weight.detach().numpy().tobytes()
@@ -205,7 +207,7 @@ def test_the_same_seeds_give_the_same_update_bit_for_bit():
 
 
 def test_loss_scaling_scales_gradients_and_nothing_else(llama):
-    batch, head = a_rollout(llama), new_head(32, 5, CPU)
+    batch, head = a_rollout(llama), reward_head("linear", 32, 5, CPU)
     parameters = [*select(llama, "ppo", train=True), *head.parameters()]
     results = []
     for dtype in (torch.float32, torch.float16):
@@ -223,9 +225,41 @@ def test_a_fresh_adapter_learns_from_its_first_update():
     model = add_adapters(tiny_base("llama"), lora("llama"), ["sft", "reward", "ppo"], seed=1)
     perturb(model, "reward")
     set_adapter_state(model, "ppo", adapter_state(model, "sft"))
-    one_step(model, new_head(32, None, CPU))
+    one_step(model, zero_head(32, CPU))
     moved = {key: value for key, value in adapter_tensors(model, "ppo").items() if "lora_B" in key}
     assert moved and all(value.any() for value in moved.values())
+
+
+def test_without_a_value_head_the_gradient_is_the_policy_loss_s_alone(llama):
+    rollout, advantages, returns = a_rollout(llama)
+    results = []
+    for head, coefficient in ((None, 0.5), (zero_head(32, CPU), 0.0)):
+        parameters = select(llama, "ppo", train=True)
+        settings = {**SETTINGS, "value_coef": coefficient}
+        scaler = loss_scaler(CPU, torch.float32)
+        statistics = minibatch_backward(
+            llama, head, rollout, advantages, returns, MINIBATCH, scaler, max_tokens=20, **settings
+        )
+        results.append((statistics, gradients(parameters)))
+    (without, alone), (with_head, ignored) = results
+    assert without.value_loss is None and with_head.value_loss > 0
+    assert without._replace(value_loss=0.0) == with_head._replace(value_loss=0.0)
+    assert all(torch.equal(a, b) for a, b in zip(alone, ignored, strict=True))
+
+
+def test_updates_without_a_value_head_are_summarised_with_empty_cells():
+    statistics = [UpdateStatistics(1.0, None, 1.1, 0.25), UpdateStatistics(3.0, None, 0.9, 0.75)]
+    found = summarise_updates(statistics, [StepNorms(3.0, {"policy": 3.0})] * 2, 0.5)
+    assert found == {
+        "loss": 2.0,
+        "policy_loss": 2.0,
+        "value_loss": None,
+        "mean_ratio": 1.0,
+        "clip_fraction": 0.5,
+        "policy_grad_norm": 3.0,
+        "value_grad_norm": None,
+        "skipped_updates": 0,
+    }
 
 
 def test_summarise_updates_by_hand():

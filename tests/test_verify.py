@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from architecture import ROOT
 from locks import LOCK
-from ruamel.yaml import YAML
 from toy import environment, run
 
 from rlhf.config import load
@@ -18,12 +17,7 @@ from rlhf.environment import environment as describe
 from rlhf.errors import UserError
 from rlhf.record import write_json
 from tools import verify
-from tools.comparison import (
-    Comparison,
-)
-
-yaml = YAML(typ="safe", pure=True)
-
+from tools.comparison import Comparison, outputs
 
 RUN_FILE = dict.fromkeys(["fetch", "split", "sft", "sample", "judge"])
 
@@ -120,7 +114,19 @@ def test_an_input_that_is_missing_or_different_is_one_line(tmp_path, monkeypatch
     assert str(error.value) == f"input is {what}: {advice}"
 
 
-# A folder with a name that JSON escapes, a metrics file that git holds, and an output that can be noise.
+def test_a_lock_s_paths_are_read_as_they_are_from_the_root(tmp_path):
+    stage = {"deps": [{"path": "../rlhf/ops.py"}, {"path": "data/a"}], "outs": [{"path": "reports/b"}]}
+    (tmp_path / "qa").mkdir()
+    (tmp_path / "qa/dvc.lock").write_text(json.dumps({"stages": {"one": stage, "two": {"cmd": "true"}}}))
+    lock = verify.read_lock(tmp_path, "qa/dvc.yaml")
+    assert [dep["path"] for dep in lock["one"]["deps"]] == ["rlhf/ops.py", "qa/data/a"]
+    assert lock["one"]["outs"] == [{"path": "qa/reports/b"}]
+    with pytest.raises(UserError, match=r"HEAD has no dvc\.lock: expected a committed DVC project"):
+        verify.read_lock(tmp_path, "dvc.yaml")
+
+
+# A folder with a name that JSON escapes, a metrics file that git holds, an output that can be noise; and a
+# second pipeline in a folder of its own, which reads a program and nothing else of the first.
 PROGRAMS = {
     "a.py": """
 from pathlib import Path
@@ -150,6 +156,10 @@ PROJECT = {
     },
     "c": {"cmd": "python c.py", "deps": ["c.py", "b.txt"], "outs": ["c.bin"]},
 }
+BELOW = {
+    "d": {"cmd": "python ../a.py", "deps": ["../a.py"], "outs": ["a"]},
+    "e": {"cmd": "python ../b.py", "deps": ["../b.py", "a/sub/two"], "outs": ["b.txt", "b.json"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +169,13 @@ def committed(tmp_path_factory) -> Path:
     for name, text in PROGRAMS.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "dvc.yaml").write_text(json.dumps({"stages": PROJECT}))
+    (folder / "below").mkdir()
+    (folder / "below/dvc.yaml").write_text(json.dumps({"stages": BELOW}))
     (folder / ".dvc").mkdir()
     (folder / ".dvc/config").write_text("[core]\n    analytics = false\n    check_update = false\n")
     (folder / ".dvc/.gitignore").write_text("/tmp\n/cache\n/config.local\n")
     run(folder, "git", "init", "--quiet")
-    run(folder, "dvc", "repro")
+    run(folder, "dvc", "repro", "dvc.yaml", "below/dvc.yaml")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "results")
     return folder
@@ -188,9 +200,7 @@ def statuses(printed: str) -> dict[str, str]:
 
 
 def test_folders_are_hashed_as_dvc_hashes_them(project):
-    outs = {
-        out["path"]: out["md5"] for s in verify.read_stages(Path("dvc.lock")).values() for out in s["outs"]
-    }
+    outs = outputs(verify.read_lock(Path(), "dvc.yaml"))
     assert set(outs) == {"a", "b.txt", "b.json", "c.bin"}
     assert outs["a"].endswith(".dir")
     assert {path: verify.path_md5(project / path) for path in outs} == outs
@@ -233,9 +243,24 @@ def test_a_stage_that_writes_noise_is_different(project, monkeypatch, capfd):
     assert printed.endswith("1 outputs, 0 identical, 1 different\n")
 
 
+def test_a_pipeline_in_a_folder_is_reproduced_alone_there(project, capfd):
+    assert verify.verify([], run_file="below/dvc.yaml") == 0
+    printed = capfd.readouterr().out
+    assert statuses(printed) == dict.fromkeys(["below/a", "below/b.txt", "below/b.json"], "identical")
+    assert "Running stage 'below/dvc.yaml:d'" in printed and "Running stage 'a'" not in printed
+
+
+def test_one_stage_of_a_pipeline_in_a_folder_runs_on_an_input_copied_from_there(project, capfd):
+    assert verify.verify(["e"], run_file="below/dvc.yaml") == 0
+    printed = capfd.readouterr().out
+    assert statuses(printed) == {"below/b.txt": "identical", "below/b.json": "identical"}
+    assert "Running stage 'below/dvc.yaml:d'" not in printed
+
+
 def test_a_user_s_mistake_is_one_line_and_status_1(project):
-    printed = run(project, "python", "-m", "tools.verify", "d", expect=1, PYTHONPATH=str(ROOT))
-    assert printed.splitlines()[-1] == "error: stage 'd' is unknown: expected some of a, b, c"
+    command = ("python", "-m", "tools.verify", "--run-file", "below/dvc.yaml", "c")
+    printed = run(project, *command, expect=1, PYTHONPATH=str(ROOT))
+    assert printed.splitlines()[-1] == "error: stage 'c' is unknown: expected some of d, e"
     assert "Traceback" not in printed
 
 

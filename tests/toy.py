@@ -1,10 +1,11 @@
-"""A copy of this project at toy size: tiny random models, made-up reviews, the real stages and run file."""
+"""A copy of this project at toy size: tiny random models, made-up texts, the real stages and run files."""
 
 import csv
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from ruamel.yaml import YAML
 from tiny import write_policy_folder
 from transformers import BertConfig, BertModel
 
-from rlhf.record import sha256_file
+from rlhf.record import sha256_file, write_jsonl
 
 NOUNS = ("film", "story", "cast", "plot", "ending", "score", "script", "hero")
 PLACES = ("for once", "at last", "in the end", "as ever", "by far")
 WORDS = {"0": ("dull", "stale", "thin", "lifeless"), "1": ("warm", "funny", "tender", "honest")}
+COPIED = ("rlhf/", "stages/", "tools/", ".dvc/", "qa/dvc.yaml", "qa/params.yaml")
 SENTENCES = tuple(
     (f"the {noun} is {word} and {other} {place} .", label)
     for label, words in WORDS.items()
@@ -44,11 +46,20 @@ def write_sources(folder: Path) -> None:
             writer.writerow([row[0], label, row[1]])
 
 
+def write_questions(folder: Path) -> None:
+    """Write answers.jsonl, questions.jsonl and an empty preferences.jsonl, made of the same sentences."""
+    texts = [text for text, _ in SENTENCES]
+    answered = zip(texts[::10], texts[5::10], strict=True)
+    write_jsonl(folder / "answers.jsonl", [{"question": q, "answer": a} for q, a in answered])
+    write_jsonl(folder / "questions.jsonl", [{"question": question} for question in texts[1::10]])
+    write_jsonl(folder / "preferences.jsonl", [])
+
+
 def source(path: str, sha256: dict[str, str]) -> dict:
-    """A local source under toy/, in the shape of params.yaml."""
+    """A local source, in the shape of params.yaml."""
     return {
         "kind": "file",
-        "name": f"toy/{path}",
+        "name": path,
         "revision": None,
         "path": None,
         "sha256": sha256,
@@ -60,9 +71,9 @@ def toy_params(params: dict, folder: Path) -> dict:
     """Shrink the real params.yaml, so that a new key needs no second place to be named in."""
     reviews = sha256_file(folder / "reviews.csv")
     params["fetch"] = {
-        "policy": source("policy", {}),
-        "judge": source("judge", {}),
-        "reviews": source("reviews.csv", {"reviews.csv": reviews}),
+        "policy": source("toy/policy", {}),
+        "judge": source("toy/judge", {}),
+        "reviews": source("toy/reviews.csv", {"reviews.csv": reviews}),
     }
     params["runtime"] |= {"threads": 1, "snapshot_seconds": 0}
     params["split"]["rows"]["where"] = {"source": "snippets"}
@@ -81,8 +92,29 @@ def toy_params(params: dict, folder: Path) -> dict:
     return params
 
 
+def toy_question_params(params: dict) -> dict:
+    """The same for qa/params.yaml, whose stages run one folder below toy/.
+
+    A response of 6 tokens has fewer than 20 characters or more, so that the annotator prefers some to others.
+    """
+    params["fetch"] = {"policy": source("../toy/policy", {})}
+    params["runtime"] |= {"threads": 1, "snapshot_seconds": 0}
+    params["split"] |= {"template": "{question} and so", "max_tokens": 60, "sha256": None}
+    params["split"]["sizes"] = {"sft": 32, "val": 6, "test": 8, "rm": 16, "rm_test": 8, "ppo": 16}
+    params["preferences"] |= {"samples": 3, "noise": 0.1, "batch_size": 16}
+    params["generation"] |= {"response_tokens": 6}
+    params["sft"] |= {"steps": 4, "batch_size": 4, "lr": 0.01, "lora_dropout": 0.1}
+    params["reward"] |= {"head": "mlp", "adapter": False}
+    params["reward"] |= {"steps": 6, "batch_size": 4, "lr": 0.01, "validate_every": 3}
+    params["ppo"] |= {"seeds": [1], "steps": 2, "batch_size": 4, "minibatches": 2, "lr": 0.01}
+    params["ppo"] |= {"validate_every": 1, "validation_prefixes": 4, "advantage": "returns"}
+    params["sample"] |= {"n": 2, "batch_size": 8}
+    params["report"] |= {"resamples": 200, "examples": 3}
+    return params
+
+
 def write_project(folder: Path, sources: Path) -> Path:
-    """Copy what git would commit here, put the toy sources and parameters in, and return the folder."""
+    """Copy what git would commit here, put the toy texts and parameters in, and return the folder."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -91,17 +123,24 @@ def write_project(folder: Path, sources: Path) -> Path:
         check=True,
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if name.startswith(("rlhf/", "stages/", "tools/", ".dvc/")) or "/" not in name:
+        if name.startswith(COPIED) or "/" not in name:
             if name == "dvc.lock" or not (ROOT / name).exists():
                 continue
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     shutil.copytree(sources, folder / "toy")
-    yaml = YAML()
-    params = yaml.load((folder / "params.yaml").read_text(encoding="utf-8"))
-    with (folder / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(toy_params(params, folder / "toy"), file)
+    write_questions(folder / "qa/data")
+    rewrite(folder / "params.yaml", lambda params: toy_params(params, folder / "toy"))
+    rewrite(folder / "qa/params.yaml", toy_question_params)
     return folder
+
+
+def rewrite(path: Path, change: Callable[[dict], dict]) -> None:
+    """Change a parameter file in place, in the form that DVC writes."""
+    yaml = YAML()
+    params = yaml.load(path.read_text(encoding="utf-8"))
+    with path.open("w", encoding="utf-8") as file:
+        yaml.dump(change(params), file)
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -129,7 +168,7 @@ def run(folder: Path, *command: str, expect: int = 0, **changes: str) -> str:
 
 
 def set_params(folder: Path, changes: dict[str, object]) -> None:
-    """Change parameters by their dotted keys."""
+    """Change parameters of `folder`/params.yaml by their dotted keys."""
     yaml = YAML(typ="safe", pure=True)
     params = yaml.load((folder / "params.yaml").read_text())
     for key, value in changes.items():

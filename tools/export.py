@@ -41,6 +41,11 @@ def main() -> None:
     parser.add_argument("--merged", action="store_true", help="the whole model, not the adapter alone")
     arguments = parser.parse_args()
     params, policy, target = load(), arguments.policy, arguments.folder.resolve()
+    if not isinstance(params, Params):
+        raise UserError(
+            "the model card is written for the movie-review pipeline; artifacts/sft and artifacts/ppo/<seed> "
+            "of the question answering one are PEFT folders as they are"
+        )
     adapter = adapter_folder(policy, params)
     if adapter is None:
         raise UserError(f"policy is {policy!r}: expected sft or ppo-<seed>; nothing was trained in the base")

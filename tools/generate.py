@@ -1,7 +1,8 @@
 """Look at what policies write: `python -m tools.generate --policy sft --policy ppo-42 "the film is"`.
 
 Prompts are arguments, or the lines of a file (`--file FILE`) or of the standard input (`--file -`). Texts are
-sampled as in the evaluation, and with the same random numbers for every policy.
+sampled as in the evaluation, and with the same random numbers for every policy. In the folder of the question
+answering pipeline (`cd qa`, with PYTHONPATH=..) a prompt is a question.
 """
 
 import argparse
@@ -13,12 +14,13 @@ from typing import NamedTuple
 from torch import nn
 
 from rlhf.batching import chunks
-from rlhf.config import Generation, Params, load
+from rlhf.config import Common, QuestionParams, load
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
 from rlhf.randomness import stream
 from rlhf.record import read_json
 from rlhf.sampling import sample
+from rlhf.sections import Generation
 from rlhf.sources import locate
 from rlhf.tokenizer import load_tokenizer
 
@@ -55,7 +57,7 @@ def main() -> None:
     show(policies, prompts, arguments.samples, seed, params)
 
 
-def adapter_folder(policy: str, params: Params) -> Path | None:
+def adapter_folder(policy: str, params: Common) -> Path | None:
     """Return where a policy's adapter lies, None for the base; raises `UserError` where it is not there."""
     known = {"base": None, "sft": ("artifacts/sft", "sft")}
     known |= {f"ppo-{seed}": (f"artifacts/ppo/{seed}", f"ppo@{seed}") for seed in params.ppo.seeds}
@@ -91,7 +93,7 @@ def checked(prompts: list[str]) -> list[str]:
     return prompts
 
 
-def show(policies: list[str], prompts: list[str], samples: int, seed: int, params: Params) -> None:
+def show(policies: list[str], prompts: list[str], samples: int, seed: int, params: Common) -> None:
     """Print each prompt with its continuation under each policy; blank lines between prompts and samples."""
     folder = locate(read_json("data/manifests/policy.json"))
     tokenizer = load_tokenizer(folder)
@@ -99,6 +101,8 @@ def show(policies: list[str], prompts: list[str], samples: int, seed: int, param
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
+    if isinstance(params, QuestionParams):  # then a prompt is a question
+        prompts = [params.split.template.replace("{question}", prompt) for prompt in prompts]
     encoded = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     model = load_policies(folder, policies, params)
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -128,7 +132,7 @@ def continued(
     return sample(model, prompts, noise, generation.response_tokens, eos_id, generation.temperature)
 
 
-def load_policies(folder: Path, policies: list[str], params: Params) -> nn.Module:
+def load_policies(folder: Path, policies: list[str], params: Common) -> nn.Module:
     """Load the base model with one adapter for each policy that has one."""
     adapters = {policy: path for policy in policies if (path := adapter_folder(policy, params)) is not None}
     device = set_determinism(params.runtime.device, params.runtime.threads)

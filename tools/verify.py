@@ -1,14 +1,16 @@
 """Reproduce the committed results in a fresh clone and compare every output: `make verify`.
 
-The hashes of HEAD's dvc.lock are held against those that `dvc repro --force` gives in a clone of HEAD with an
-empty DVC cache. On the hardware of the committed results every output has to be the same to the bit. On other
-hardware that holds for the stages before any model; the metrics of the others have to lie within tolerances.
+The hashes of HEAD's dvc.lock (with `--run-file qa/dvc.yaml` of qa/dvc.lock) are held against those that
+`dvc repro --force` gives in a clone of HEAD with an empty DVC cache. On the hardware of the committed results
+every output has to be the same to the bit. On other hardware that holds for the stages before any model; the
+metrics of the others have to lie within tolerances.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import posixpath
 import shutil
 import signal
 import subprocess
@@ -39,6 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.verify", description=__doc__.splitlines()[0])
     parser.add_argument("--keep", metavar="FOLDER", help="clone into this new folder and keep it")
     parser.add_argument(
+        "--run-file", metavar="FILE", default="dvc.yaml", help="the pipeline: dvc.yaml or qa/dvc.yaml"
+    )
+    parser.add_argument(
         "stages",
         metavar="STAGE",
         nargs="*",
@@ -50,24 +55,24 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     try:
-        sys.exit(verify(arguments.stages, arguments.keep))
+        sys.exit(verify(arguments.stages, arguments.keep, arguments.run_file))
     except KeyboardInterrupt:
         print("interrupted: nothing has been verified", file=sys.stderr)
         sys.exit(130)
 
 
-def verify(names: list[str], keep: str | None = None) -> int:
-    """Reproduce HEAD, or the named stages of it, and print how it compares; return the exit status."""
+def verify(names: list[str], keep: str | None = None, run_file: str = "dvc.yaml") -> int:
+    """Reproduce HEAD's pipeline, or the named stages of it, and print how it compares; return the status."""
     if git(".", "status", "--porcelain"):
         print("note: uncommitted changes are not part of what is verified")
     with fresh_clone(keep) as clone:
-        lock = read_stages(clone / "dvc.lock")
-        chosen = expand(names, read_stages(clone / "dvc.yaml"), lock)
+        lock = read_lock(clone, run_file)
+        chosen = expand(names, read_stages(clone / run_file), lock)
         copy_inputs(inputs(lock, chosen), clone)
-        loose = loose_outputs(lock, changed_environment(clone))
+        loose = loose_outputs(lock, changed_environment((clone / run_file).parent))
         committed = {name: lock[name] for name in chosen}
         held = {path: path_md5(clone / path) for path in outputs(committed) if (clone / path).exists()}
-        new = reproduce(clone, ["--single-item", *chosen] if names else [])
+        new = reproduce(clone, run_file, chosen if names else [])
         rows = compare_locks(committed, new, held)
         return conclude(rows, loose, read_texts(rows, held, clone))
 
@@ -84,7 +89,7 @@ def conclude(rows: list[Comparison], loose: set[str], texts: dict[str, tuple[str
 
 
 def expand(names: list[str], run_file: dict, lock: dict) -> list[str]:
-    """Return the lock's stages that `names` stand for, in the order of dvc.yaml; no names stand for all."""
+    """Return the lock's stages that `names` stand for, in the run file's order; no names stand for all."""
     if not names:
         return list(lock)
     groups = {base: [name for name in lock if name.split("@")[0] == base] for base in run_file}
@@ -137,13 +142,13 @@ def changed(then: dict[str, str], now: dict[str, str]) -> list[str]:
     return [f"{name}: {then.get(name, MISSING)} then, {now.get(name, MISSING)} now" for name in names]
 
 
-def changed_environment(clone: Path) -> list[str]:
-    """Return what differs between the environment of the committed results and the present one."""
-    path = clone / "reports/environment.json"
+def changed_environment(folder: Path) -> list[str]:
+    """Return what differs between the environment of a folder's committed results and the present one."""
+    path = folder / "reports/environment.json"
     if not path.exists():
         print("note: HEAD has no reports/environment.json, so the hardware cannot be compared")
         return []
-    runtime = config.load(clone / "params.yaml").runtime
+    runtime = config.load(folder / "params.yaml").runtime
     return changed(record.read_json(path), environment(runtime.device, runtime.threads))
 
 
@@ -181,16 +186,17 @@ def fresh_clone(keep: str | None) -> Iterator[Path]:
         yield clone
 
 
-def reproduce(clone: Path, targets: list[str]) -> dict:
-    """Run DVC in the clone, for everything or for the targets alone; return the lock of what has run."""
-    (clone / "dvc.lock").unlink()
+def reproduce(clone: Path, run_file: str, chosen: list[str]) -> dict:
+    """Run DVC in the clone, for all of a run file or the chosen stages alone; return the lock of what ran."""
+    (clone / lock_of(run_file)).unlink()
+    targets = ["--single-item", *(f"{run_file}:{name}" for name in chosen)] if chosen else [run_file]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     command = ["dvc", "repro", "--force", "--no-run-cache", *targets]
     print(f"running {' '.join(command)} in {clone}", flush=True)
     status = run_to_the_end(command, clone, os.environ | {"PATH": path})
     if status != 0:
         raise UserError(f"dvc repro ended with status {status}: its message stands above")
-    return read_stages(clone / "dvc.lock")
+    return read_lock(clone, run_file)
 
 
 def run_to_the_end(command: list[str], folder: Path, variables: dict[str, str]) -> int:
@@ -205,10 +211,24 @@ def run_to_the_end(command: list[str], folder: Path, variables: dict[str, str]) 
 
 
 def read_stages(path: Path) -> dict:
-    """Return the stages of a dvc.lock or dvc.yaml by name."""
+    """Return the stages of a run file or a dvc.lock by name."""
     if not path.exists():
         raise UserError(f"HEAD has no {path.name}: expected a committed DVC project")
     return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))["stages"]
+
+
+def lock_of(run_file: str) -> str:
+    """Return the path of a run file's lock."""
+    return PurePosixPath(run_file).with_name("dvc.lock").as_posix()
+
+
+def read_lock(clone: Path, run_file: str) -> dict:
+    """Return the stages of a run file's lock, with every path as it is from the root of the clone."""
+    folder = posixpath.dirname(run_file)
+    stages = read_stages(clone / lock_of(run_file))
+    for entry in (e for stage in stages.values() for e in stage.get("deps", []) + stage.get("outs", [])):
+        entry["path"] = posixpath.normpath(posixpath.join(folder, entry["path"]))
+    return stages
 
 
 def read_texts(rows: list[Comparison], held: dict[str, str], clone: Path) -> dict[str, tuple[str, str]]:

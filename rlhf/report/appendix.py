@@ -1,23 +1,18 @@
 """The report's later sections, as markdown: the models, training, examples, provenance."""
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from rlhf.report import markdown as md
+from rlhf.report import provenance as pinned
 from rlhf.report.comparisons import Agreement
 from rlhf.report.results import title_of
 from rlhf.stats import clopper_pearson
 
 SHOWN_CHARACTERS = 320
 EXTREMES = 3
-PROMISE = """- **Same machine, versions and thread count**: every output has the same bytes from run to run,
-  and a run that was interrupted ends with the bytes of one that was not.
-- **Another machine**: the same split, and the same statistics from the same judged rows. Trained weights, and
-  with them texts and scores, may differ: floating-point sums depend on instruction set and thread count.
-- **Every random draw** comes from a stream named by seed, stage, purpose, step and row; policies share the
-  evaluation's noise, so that their differences are paired draw by draw."""
 LIMITS = """- Sentiment is scored by models and a word list. No person compared these texts.
 - {judge}
 - One policy model, one SFT run, one reward model, one split: variation between these is not measured.
@@ -71,7 +66,7 @@ def reward_model(
     return "\n\n".join(
         [
             "## 5. Reward model and judge",
-            f"{state} BCE {md.number(metrics['bce'])} nats, expected calibration error "
+            f"{state} BCE {md.number(metrics['loss'])} nats, expected calibration error "
             f"{md.number(calibration_error)}; checkpoint of step "
             f"{metrics['selected_step']}, the lowest validation BCE. {_judge_rows(judge['train_rows'])}",
             md.table(["Classifier", "Labels", "Accuracy", "95% interval"], rows),
@@ -96,7 +91,9 @@ def _accuracy(name: str, accuracy: float, n: int) -> list[str]:
     return [name, str(n), md.number(accuracy), md.interval(*bounds)]
 
 
-def training(ppo: dict[int, dict[str, Any]], steps: int, validation_prefixes: int) -> str:
+def training(
+    ppo: dict[int, dict[str, Any]], steps: int, validation_prefixes: int, units: str = "prefixes"
+) -> str:
     """Section 6: training curves, selection by fixed validation, diagnostics; `ppo[seed]`: its metrics."""
     rows = [
         [
@@ -135,7 +132,7 @@ def training(ppo: dict[int, dict[str, Any]], steps: int, validation_prefixes: in
                 "validation",
                 "Fixed validation along PPO. The ringed step has the highest reward and is the "
                 "policy evaluated in this report; step 0 is SFT. The reward of a selected step is "
-                f"optimistic, the test prefixes are not part of it. n = {validation_prefixes} prefixes, "
+                f"optimistic, the test {units} are not part of it. n = {validation_prefixes} {units}, "
                 "same noise at every check; means, without interval",
             ),
             md.figure(
@@ -160,12 +157,26 @@ def _selection(ppo: dict[int, dict[str, Any]], steps: int) -> str:
 
 
 def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:
-    """Section 7: the first `count` prefixes in id order, then the largest gains and losses; first samples.
+    """Section 7, of the judge's probability; `rows` comes from `comparisons.prepare`."""
+    return by_score(rows, policies, count, "judge_full", "the judged probability", "prefixes", _example)
 
-    `rows` comes from `comparisons.prepare`.
+
+def by_score(
+    rows: pd.DataFrame,
+    policies: list[str],
+    count: int,
+    measure: str,
+    score: str,
+    units: str,
+    example: Callable[[pd.DataFrame, list[str], str], str],
+) -> str:
+    """Section 7: the first `count` ids in order, then the largest gains and losses; first samples.
+
+    `rows` comes from `comparisons.align`, and its column `measure` is called `score`. `example` writes the
+    rows of one id, one per policy, with a remark.
     """
     first = rows[rows["sample"] == rows["sample"].min()]
-    judged = first.pivot(index="id", columns="policy", values="judge_full")
+    judged = first.pivot(index="id", columns="policy", values=measure)
     ppo = [policy for policy in policies if policy.startswith("ppo-")]
     gain = (judged[ppo].mean(axis=1) - judged["sft"]).sort_index()
     ordered = gain.sort_values(kind="stable")
@@ -174,32 +185,39 @@ def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:
     return "\n\n".join(
         [
             "## 7. Examples",
-            f"The first {min(count, len(gain))} test prefixes in id order, first sample each: chosen "
+            f"The first {min(count, len(gain))} test {units} in id order, first sample each: chosen "
             "before any score was seen. All texts are as generated, unedited; some offend.",
-            *(_example(first[first["id"] == name], policies) for name in gain.index[:count]),
+            *(example(first[first["id"] == name], policies, "") for name in gain.index[:count]),
             "### Largest gains and losses",
-            "**Chosen by score, not representative**: the prefixes where the judged probability differs "
+            f"**Chosen by score, not representative**: the {units} where {score} differs "
             "most from SFT's, mean over PPO seeds, first sample.",
             *(
-                _example(first[first["id"] == name], policies, f"gain {md.signed(gain[name], 2)}")
+                example(first[first["id"] == name], policies, f"gain {md.signed(gain[name], 2)}")
                 for name in gains
             ),
             *(
-                _example(first[first["id"] == name], policies, f"loss {md.signed(gain[name], 2)}")
+                example(first[first["id"] == name], policies, f"loss {md.signed(gain[name], 2)}")
                 for name in losses
             ),
         ]
     )
 
 
-def _example(rows: pd.DataFrame, policies: list[str], remark: str = "") -> str:
+def shown_texts(rows: pd.DataFrame, policies: list[str], measures: dict[str, int]) -> list[list[str]]:
+    """Return a line per policy: its name, its text, and each of `measures` to so many digits."""
     by_policy = rows.set_index("policy")
     cells = []
     for policy in policies:
         row = by_policy.loc[policy]
         text = md.escape(row["continuation"], SHOWN_CHARACTERS) or "(empty)"
         end = "" if row["ended"] else " (cut at the limit)"
-        cells.append([title_of(policy), text + end, md.number(row["judge_full"], 2)])
+        numbers = [md.number(row[measure], digits) for measure, digits in measures.items()]
+        cells.append([title_of(policy), text + end, *numbers])
+    return cells
+
+
+def _example(rows: pd.DataFrame, policies: list[str], remark: str) -> str:
+    cells = shown_texts(rows, policies, {"judge_full": 2})
     prefix = md.escape(rows["prefix"].iloc[0], SHOWN_CHARACTERS) or "(empty)"
     heading = f"**{prefix} …**" + (f" ({remark})" if remark else "")
     return f"{heading}\n\n{md.table(['Policy', 'Continuation', 'Judged'], cells, text_columns=2)}"
@@ -211,60 +229,9 @@ def provenance(
     params: dict[str, Any],
     environment: dict[str, str],
 ) -> str:
-    """Section 8: pins, split, parameters, environment, promises, licences and limits.
-
-    `manifests[what]` and `split` are the stages' JSON, `params` is params.yaml as nested plain values,
-    `environment` is `rlhf.environment`'s.
-    """
+    """Section 8, with the limits of what a judge can show; `split` is the split stage's JSON."""
     limits = LIMITS.format(judge=JUDGE_LIMITS[params["judge"]["epochs"] > 0])
-    if len(params["ppo"]["seeds"]) == 1:
-        limits += "\n- One PPO seed: nothing is known about other training runs."
-    return "\n\n".join(
-        [
-            "## 8. Provenance",
-            _pins(manifests),
-            "### Split",
-            _split(split),
-            "### Parameters",
-            md.folded("All parameters that can change a result", f"```text\n{_flat(params)}\n```"),
-            "### Environment",
-            "What this report was made with, also in `reports/environment.json`: the only part of "
-            "it that describes the machine.",
-            md.table(["What", "Value"], [[md.escape(k), md.escape(v)] for k, v in environment.items()], 2),
-            "### What is promised about reproduction",
-            PROMISE,
-            "### Limits of this study",
-            limits,
-        ]
-    )
-
-
-def _pins(manifests: dict[str, dict]) -> str:
-    sources = {what: manifest["source"] for what, manifest in manifests.items()}
-    rows = [
-        [what, *(md.escape(str(source[key] or "–")) for key in ("kind", "name", "revision", "license"))]
-        for what, source in sources.items()
-    ]
-    files = [
-        [what, md.escape(name), str(file["bytes"]), f"`{file['sha256']}`"]
-        for what, manifest in manifests.items()
-        for name, file in manifest["files"].items()
-    ]
-    pinned = [
-        [what, md.escape(name), f"`{digest}`"]
-        for what, source in sources.items()
-        for name, digest in source["sha256"].items()
-    ]
-    return "\n\n".join(
-        [
-            md.table(["What", "Kind", "Name", "Revision", "Licence"], rows, 5),
-            md.folded(
-                "Hashes of every file",
-                f"{md.table(['What', 'Pinned file', 'sha256'], pinned, 3)}\n\n"
-                f"{md.table(['What', 'Unpacked file', 'Bytes', 'sha256'], files, 2)}",
-            ),
-        ]
-    )
+    return pinned.section(manifests, _split(split), params, environment, limits)
 
 
 def _split(split: dict[str, Any]) -> str:
@@ -279,13 +246,3 @@ def _split(split: dict[str, Any]) -> str:
         f"Near-duplicates across parts: {split['near_duplicates']}. Test prefixes that also start a "
         f"training row: {split['test_prefixes_in_training']}."
     )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> str:
-    lines = []
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            lines.append(_flat(value, f"{prefix}{key}."))
-        else:
-            lines.append(f"{prefix}{key}: {json.dumps(value, ensure_ascii=False)}")
-    return "\n".join(lines)

@@ -24,6 +24,15 @@ class Measure(NamedTuple):
     digits: int = 3
 
 
+class Unit(NamedTuple):
+    """What is sampled, one value each: `one` and `many` as the report calls it, and the texts of the NLL."""
+
+    one: str
+    many: str
+    text: str
+    texts: str
+
+
 class Comparison(NamedTuple):
     """One difference of two policies; `group` is sft (SFT - base), seed (a PPO seed - SFT), pooled or check.
 
@@ -72,6 +81,7 @@ class Agreement(NamedTuple):
     kappa: float
 
 
+PREFIX = Unit("prefix", "prefixes", "review", "reviews")
 MEASURES = (
     Measure("judge_full", "Judge, full text", "probability"),
     Measure("judge_continuation", "Judge, continuation", "probability"),
@@ -82,8 +92,7 @@ MEASURES = (
     Measure("repetition", "Repetition", "share"),
     Measure("nll", "NLL of held-out reviews", "nats per token"),
 )
-TEXT_MEASURES = MEASURES[:-1]
-TEXTS = ("policy", "id", "prefix", "continuation", "full_text")
+TEXTS = ("policy", "id", "prefix", "continuation", "full_text", "question", "reference")
 Scores = dict[str, dict[str, np.ndarray]]
 
 
@@ -99,17 +108,25 @@ def read_rows(source: str | Path | IO[str]) -> pd.DataFrame:
 
 
 def prepare(judged: pd.DataFrame, policies: list[str]) -> pd.DataFrame:
-    """Order rows by policy, id and sample; add `length`, `positive`, `positive_continuation`, `limit`.
+    """`align` rows of the trained judge, with `positive`, `positive_continuation`.
 
-    Positive means judged probability >= 0.5 and not empty. Raises `UserError` when there are fewer than two
-    prefixes, or when the policies' rows differ in id or sample, by which differences are paired.
+    Positive means judged probability >= 0.5 and not empty.
     """
     rows = judged.assign(
-        length=judged["n_tokens"].astype(float),
         positive=(judged["judge_full"] >= 0.5) & ~judged["empty"],
         positive_continuation=(judged["judge_continuation"] >= 0.5) & ~judged["empty"],
-        limit=~judged["ended"],
-    ).sort_values(["id", "sample"], kind="stable")
+    )
+    return align(rows, policies)
+
+
+def align(judged: pd.DataFrame, policies: list[str]) -> pd.DataFrame:
+    """Order rows by policy, id and sample; add `length` (tokens) and `limit` (cut there).
+
+    Raises `UserError` when there are fewer than two prefixes, or when the policies' rows differ in id or
+    sample, by which differences are paired.
+    """
+    rows = judged.assign(length=judged["n_tokens"].astype(float), limit=~judged["ended"])
+    rows = rows.sort_values(["id", "sample"], kind="stable")
     parts = [rows[rows["policy"] == policy] for policy in policies]
     keys = [part[["id", "sample"]].to_numpy().tolist() for part in parts]
     if parts[0]["id"].nunique() < 2:
@@ -120,14 +137,17 @@ def prepare(judged: pd.DataFrame, policies: list[str]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def scores(rows: pd.DataFrame, nll: dict[str, pd.DataFrame]) -> Scores:
+def scores(
+    rows: pd.DataFrame, nll: dict[str, pd.DataFrame], measures: tuple[Measure, ...] = MEASURES
+) -> Scores:
     """Return `[measure][policy]` arrays [prefixes, samples]; NLL is [validation rows, 1], nats per token.
 
-    `rows` comes from `prepare`; `nll[policy]` has id, nll (nats over the sequence) and tokens, in one order.
+    `rows` comes from `align` and has a column for each measure but `nll`; `nll[policy]` has id, nll (nats
+    over the sequence) and tokens, in one order.
     """
-    values: Scores = {measure.key: {} for measure in MEASURES}
+    values: Scores = {measure.key: {} for measure in measures}
     for policy, part in rows.groupby("policy", sort=False):
-        for measure in TEXT_MEASURES:
+        for measure in of_texts(measures):
             values[measure.key][policy] = part[measure.key].to_numpy(float).reshape(part["id"].nunique(), -1)
     first = next(iter(nll.values()))[["id", "tokens"]].to_numpy().tolist()
     for policy, likelihood in nll.items():
@@ -137,24 +157,39 @@ def scores(rows: pd.DataFrame, nll: dict[str, pd.DataFrame]) -> Scores:
     return values
 
 
+def of_texts(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
+    """Return the measures of what a policy wrote: all but the NLL, which has neither samples nor noise."""
+    return tuple(measure for measure in measures if measure.key != "nll")
+
+
 def likelihood_per_token(likelihood: pd.DataFrame) -> np.ndarray:
-    """Return one value per review [rows] whose mean is R, the NLL per token over all reviews' tokens.
+    """Return one value per text [rows] whose mean is the NLL per token over all texts' tokens."""
+    return linearised_ratio(*(likelihood[name].to_numpy(float) for name in ("nll", "tokens")))
 
-    value = R + (nll - R tokens) / mean(tokens): the ratio R linearised (Cochran 1977, section 6.4), so that
-    the variance of the values is the one of R, in which long reviews weigh more.
+
+def linearised_ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Return one value per row [rows] whose mean is the ratio R = sum(above) / sum(below).
+
+    value = R + (above - R below) / mean(below): the ratio R linearised (Cochran 1977, section 6.4), so that
+    the variance of the values is the one of R, in which rows with more below weigh more.
     """
-    nll, tokens = (likelihood[name].to_numpy(float) for name in ("nll", "tokens"))
-    per_token = nll.sum() / tokens.sum()
-    return per_token + (nll - per_token * tokens) / tokens.mean()
+    ratio = above.sum() / below.sum()
+    return ratio + (above - ratio * below) / below.mean()
 
 
-def compare(values: Scores, seeds: tuple[int, ...], seed: int, resamples: int) -> list[Comparison]:
+def compare(
+    values: Scores,
+    seeds: tuple[int, ...],
+    seed: int,
+    resamples: int,
+    measures: tuple[Measure, ...] = MEASURES,
+) -> list[Comparison]:
     """Return SFT - base, each PPO seed - SFT and the pooled PPO - SFT for every measure, Holm over all.
 
     With one PPO seed the pooled row is that seed's, and no row is repeated.
     """
     found = []
-    for measure in MEASURES:
+    for measure in measures:
         arrays = values[measure.key]
         found.append(paired("sft", "SFT - base", measure, arrays["sft"], arrays["base"], seed, resamples))
         for s in seeds if len(seeds) > 1 else ():
@@ -193,29 +228,37 @@ def pooled(
     return Comparison("pooled", name, measure, bca, result.percentile, middle, result, None)
 
 
-def self_check(values: Scores, seed: int, resamples: int) -> list[Comparison]:
+def self_check(
+    values: Scores, seed: int, resamples: int, measures: tuple[Measure, ...] = MEASURES
+) -> list[Comparison]:
     """Compare SFT with itself under another noise stream, a family of its own: nothing should show.
 
     Empty where no `sft-again` was sampled. NLL has no noise, and is left out.
     """
-    if "sft-again" not in values["judge_full"]:
+    if "sft-again" not in values[measures[0].key]:
         return []
     found = []
-    for measure in TEXT_MEASURES:
+    for measure in of_texts(measures):
         again, sft = (values[measure.key][policy] for policy in ("sft-again", "sft"))
         found.append(paired("check", "SFT again - SFT", measure, again, sft, seed, resamples))
     return adjusted(found)
 
 
-def noise(values: Scores, seeds: tuple[int, ...], seed: int, resamples: int) -> list[Noise]:
+def noise(
+    values: Scores,
+    seeds: tuple[int, ...],
+    seed: int,
+    resamples: int,
+    measures: tuple[Measure, ...] = MEASURES,
+) -> list[Noise]:
     """Measure what common random numbers bring: PPO - SFT against PPO - SFT again, for every text measure.
 
     Empty where no `sft-again` was sampled.
     """
-    if "sft-again" not in values["judge_full"]:
+    if "sft-again" not in values[measures[0].key]:
         return []
     found = []
-    for measure in TEXT_MEASURES:
+    for measure in of_texts(measures):
         means = {policy: array.mean(1) for policy, array in values[measure.key].items()}
         ppo = np.stack([means[f"ppo-{s}"] for s in seeds])
         draws = stream(seed, "report", measure.key, "noise")
@@ -248,10 +291,10 @@ def new_seeds(comparison: Comparison) -> Interval:
     return found or comparison.interval
 
 
-def outcomes(rows: pd.DataFrame, seeds: tuple[int, ...]) -> list[Outcome]:
-    """Compare `positive` of SFT to base and of every PPO seed to SFT, on the first sample of each prefix."""
+def outcomes(rows: pd.DataFrame, seeds: tuple[int, ...], outcome: str = "positive") -> list[Outcome]:
+    """Compare `outcome` of SFT to base and of every PPO seed to SFT, on the first sample of each prefix."""
     first = rows[rows["sample"] == rows["sample"].min()]
-    positive = {policy: part["positive"].to_numpy(bool) for policy, part in first.groupby("policy")}
+    positive = {policy: part[outcome].to_numpy(bool) for policy, part in first.groupby("policy")}
     pairs = [("SFT - base", "sft", "base"), *((f"PPO {s} - SFT", f"ppo-{s}", "sft") for s in seeds)]
     found = []
     for name, treatment, control in pairs:

@@ -7,8 +7,12 @@ import pandas as pd
 from rlhf.report import markdown as md
 from rlhf.report.trajectory import parting
 from rlhf.report.verdict import ALPHA, Flag
-from rlhf.textmetrics import Phrase
+from rlhf.textmetrics import Phrase, overused_phrases
 
+RATES = {
+    "positive_rate": "Positive, full text",
+    "positive_rate_continuation": "Positive, continuation",
+}
 TITLES = {"base": "base", "sft": "SFT", "ppo": "PPO, mean"}
 SHARES = {
     "empty_rate": "Empty",
@@ -60,15 +64,7 @@ is then shown of the policies trained here; the interval over new seeds speaks f
 
 def policies(table: pd.DataFrame, prefixes: int, samples: int, reviews: int) -> str:
     """Section 2: one column per policy; `table` is `levels.summarise`'s."""
-    shown = table if table.index.str.startswith("ppo-").sum() > 1 else table.drop(index="ppo")
-    columns = [row for _, row in shown.iterrows()]
-    rows = [
-        ["Positive, full text", *(_rate(row, "positive_rate") for row in columns)],
-        ["Positive, continuation", *(_rate(row, "positive_rate_continuation") for row in columns)],
-        *([name, *(md.percent(row[key]) for row in columns)] for key, name in SHARES.items()),
-        *([name, *(_mean(row, key, digits) for row in columns)] for key, (name, digits) in MEANS.items()),
-    ]
-    how = "Clopper-Pearson" if samples == 1 else "bootstrap over prefixes, each with all its samples"
+    how = rate_interval(samples, "prefixes")
     caption = (
         "Positive rates and likelihood of the policies. Look whether the dots for PPO lie right of SFT on "
         f"the left and not to the right of it in the NLL. n = {prefixes} prefixes with "
@@ -77,7 +73,7 @@ def policies(table: pd.DataFrame, prefixes: int, samples: int, reviews: int) -> 
     )
     return f"""## 2. Policies
 
-{md.table(["", *(title_of(name) for name in shown.index)], rows)}
+{policy_table(table, RATES, SHARES, MEANS)}
 
 Positive: judged probability of at least 0.5 and not empty. Brackets: 95% intervals of each number on its own
 (rates: {how}; means: BCa over prefixes, or reviews for the NLL), the seeds of the mean fixed.
@@ -85,6 +81,28 @@ Positive: judged probability of at least 0.5 and not empty. Brackets: 95% interv
 Review NLL is nats per token over all tokens of {reviews} held-out reviews, EOS included.
 
 {md.figure(1, "policies", caption)}"""
+
+
+def rate_interval(samples: int, units: str) -> str:
+    """Name the interval of a rate, by how many samples each of the `units` has."""
+    return "Clopper-Pearson" if samples == 1 else f"bootstrap over {units}, each with all its samples"
+
+
+def policy_table(
+    table: pd.DataFrame, rates: dict[str, str], shares: dict[str, str], means: dict[str, tuple[str, int]]
+) -> str:
+    """One column per policy, PPO's mean only of several seeds; a row per number: rates, shares, means.
+
+    `rates[column]` and `shares[column]` are names, `means[column]` a name and its digits.
+    """
+    shown = table if table.index.str.startswith("ppo-").sum() > 1 else table.drop(index="ppo")
+    columns = [row for _, row in shown.iterrows()]
+    rows = [
+        *([name, *(_rate(row, key) for row in columns)] for key, name in rates.items()),
+        *([name, *(md.percent(row[key]) for row in columns)] for key, name in shares.items()),
+        *([name, *(_mean(row, key, digits) for row in columns)] for key, (name, digits) in means.items()),
+    ]
+    return md.table(["", *(title_of(name) for name in shown.index)], rows)
 
 
 def _rate(row: pd.Series, name: str) -> str:
@@ -111,15 +129,6 @@ def overoptimisation(
     `phrases[reference]` are those that PPO uses more often than the reference.
     """
     n = int(next(iter(path.values()))["n"].min())
-    rows = [
-        [
-            flag.name,
-            md.number(flag.value),
-            md.number(flag.threshold, 2),
-            "**raised**" if flag.raised else "no",
-        ]
-        for flag in flags
-    ]
     caption = (
         "Reward and judge against KL along training, and against each other at the end. Left and middle "
         "share their scale: where the left curve climbs and the middle one does not, reward and judge part "
@@ -129,17 +138,49 @@ def overoptimisation(
     )
     parts = [
         "## 4. Over-optimisation",
-        md.table(["Flag (worst PPO seed)", "Value", "Raised above", "State"], rows),
-        "The thresholds are conventions of this project, the same for every run. A flag is a reason to read "
-        "the examples, not a proof.",
+        flag_table(flags),
         md.figure(3, "overoptimisation", caption),
         parting(path),
         md.folded("Each check on the validation prefixes", _check_table(path)),
-        *(_phrase_table(reference, listed) for reference, listed in phrases.items()),
+        phrase_tables(phrases, "continuations"),
     ]
+    return "\n\n".join(parts)
+
+
+def flag_table(flags: list[Flag]) -> str:
+    """The flags of `verdict`, raised or not, and what they are worth."""
+    rows = [
+        [
+            flag.name,
+            md.number(flag.value),
+            md.number(flag.threshold, 2),
+            "**raised**" if flag.raised else "no",
+        ]
+        for flag in flags
+    ]
+    return (
+        f"{md.table(['Flag (worst PPO seed)', 'Value', 'Raised above', 'State'], rows)}\n\n"
+        "The thresholds are conventions of this project, the same for every run. A flag is a reason to read "
+        "the examples, not a proof."
+    )
+
+
+def overused(rows: pd.DataFrame) -> dict[str, list[Phrase]]:
+    """Return the phrases of three words that PPO, all seeds together, uses more often than SFT and base."""
+    texts = rows["continuation"]
+    ppo = texts[rows["policy"].str.startswith("ppo-")].tolist()
+    return {
+        title_of(name): overused_phrases(ppo, texts[rows["policy"] == name].tolist())
+        for name in ("sft", "base")
+    }
+
+
+def phrase_tables(phrases: dict[str, list[Phrase]], texts: str) -> str:
+    """What PPO says more often than each reference; `texts` names what PPO wrote."""
+    parts = [_phrase_table(reference, listed, texts) for reference, listed in phrases.items()]
     if any(phrases.values()):
         parts.append(
-            "Shares are of all continuations, those of the PPO seeds together. The phrases are the ten of "
+            f"Shares are of all {texts}, those of the PPO seeds together. The phrases are the ten of "
             "the largest difference among all there are, so that some differ by chance: a description, not a "
             "test."
         )
@@ -147,12 +188,18 @@ def overoptimisation(
 
 
 def _check_table(path: dict[int, pd.DataFrame]) -> str:
+    names = {"reward": "Reward as probability", "judge": "Judge", "vader": "VADER"}
+    return check_table(path, names, "Reward, judge and VADER (full text)")
+
+
+def check_table(path: dict[int, pd.DataFrame], names: dict[str, str], what: str) -> str:
+    """A row per check of `trajectory.along`; `names[gain]` heads the column of that change, `what` is all."""
     rows = [
         [
             f"PPO {seed}",
             str(row.step),
             md.number(row.kl, 2),
-            *(_gain(row, name) for name in ("reward", "judge", "vader")),
+            *(_gain(row, name) for name in names),
             md.number(row.length, 1),
             md.percent(row.ended_rate),
             md.number(row.repetition),
@@ -161,10 +208,9 @@ def _check_table(path: dict[int, pd.DataFrame]) -> str:
         for seed, checks in path.items()
         for row in checks.itertuples()
     ]
-    header = ["", "Step", "KL", "Reward as probability", "Judge", "VADER"]
-    header += ["Length", "Ended", "Repetition", "Distinct-2"]
+    header = ["", "Step", "KL", *names.values(), "Length", "Ended", "Repetition", "Distinct-2"]
     return (
-        "Reward, judge and VADER (full text): change from step 0, 95% BCa. KL in nats per sequence, length "
+        f"{what}: change from step 0, 95% BCa. KL in nats per sequence, length "
         f"in tokens, ended: share of texts that stop by EOS.\n\n{md.table(header, rows)}"
     )
 
@@ -176,10 +222,10 @@ def _gain(row: Any, name: str) -> str:
     return f"{md.signed(mean)} {md.interval(low, high)}"
 
 
-def _phrase_table(reference: str, listed: list[Phrase]) -> str:
+def _phrase_table(reference: str, listed: list[Phrase], texts: str) -> str:
     if not listed:
         return f"No phrase of three words is used more by PPO than by {reference}."
-    header = [f"Phrase overused against {reference} (share of continuations)", "PPO", reference]
+    header = [f"Phrase overused against {reference} (share of {texts})", "PPO", reference]
     rows = [
         [md.escape(phrase, 80), md.percent(share), md.percent(reference_share)]
         for phrase, share, reference_share in listed

@@ -11,23 +11,24 @@ from rlhf.report.markdown import interval, signed
 
 # Reward lies in [-1, 1]: half of its change is a change of probability, as the judge's is.
 GAINS = {"reward": ("reward", 2), "judge": ("judge_full", 1), "vader": ("vader_full", 1)}
+Gains = dict[str, tuple[str, int]]
 
 
-def along(judged: pd.DataFrame, seed: int, resamples: int) -> dict[int, pd.DataFrame]:
+def along(judged: pd.DataFrame, seed: int, resamples: int, gains: Gains = GAINS) -> dict[int, pd.DataFrame]:
     """Return `[seed]` a row per check: what its continuations are like, and their paired change from step 0.
 
     `judged` has the judged validation rows of every seed. Columns: step, n (prefixes), kl (nats per
-    sequence), length (tokens), ended_rate, repetition, distinct_2 (shares); for reward (as probability),
-    judge (probability) and vader (compound): *_gain, the mean change, *_low and *_high, its 95% BCa interval,
-    and *_way, 1 or -1 where BCa and percentile interval lie above or below 0, else 0.
+    sequence), length (tokens), ended_rate, repetition, distinct_2 (shares); for each of `gains`, a column of
+    `judged` and what it is divided by: *_gain, the mean change, *_low and *_high, its 95% BCa interval, and
+    *_way, 1 or -1 where BCa and percentile interval lie above or below 0, else 0.
     """
     return {
-        int(number): pd.DataFrame(_checks(rows, int(number), seed, resamples))
+        int(number): pd.DataFrame(_checks(rows, int(number), seed, resamples, gains))
         for number, rows in judged.groupby("seed")
     }
 
 
-def _checks(rows: pd.DataFrame, number: int, seed: int, resamples: int) -> list[dict[str, Any]]:
+def _checks(rows: pd.DataFrame, number: int, seed: int, resamples: int, gains: Gains) -> list[dict[str, Any]]:
     found = []
     first = rows[rows["step"] == rows["step"].min()].sort_values("id", kind="stable")
     for step, part in rows.groupby("step"):
@@ -37,8 +38,11 @@ def _checks(rows: pd.DataFrame, number: int, seed: int, resamples: int) -> list[
                 f"validation rows of seed {number}, step {step}: expected the ids of step 0, 2 or more"
             )
         draws = stream(seed, "report", "trajectory", number, int(step))
-        gains = [_gain(name, part, first, draws, resamples) for name in GAINS]
-        found.append({"step": int(step), **_texts(part), **gains[0], **gains[1], **gains[2]})
+        check = {"step": int(step), **_texts(part)}
+        for name, (column, scale) in gains.items():
+            after, before = (rows[column].to_numpy(float) / scale for rows in (part, first))
+            check |= _gain(name, stats.paired_difference(after, before, draws, resamples))
+        found.append(check)
     return found
 
 
@@ -53,10 +57,7 @@ def _texts(part: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _gain(name: str, part: pd.DataFrame, first: pd.DataFrame, draws: Any, resamples: int) -> dict[str, float]:
-    column, scale = GAINS[name]
-    after, before = (rows[column].to_numpy(float) / scale for rows in (part, first))
-    found = stats.paired_difference(after, before, draws, resamples)
+def _gain(name: str, found: stats.PairedDifference) -> dict[str, float]:
     low, high = min(found.bca.low, found.percentile.low), max(found.bca.high, found.percentile.high)
     return {
         f"{name}_gain": found.mean,
@@ -66,39 +67,48 @@ def _gain(name: str, part: pd.DataFrame, first: pd.DataFrame, draws: Any, resamp
     }
 
 
-def parting(path: dict[int, pd.DataFrame]) -> str:
-    """Say, by rule, at which checks the reward has risen from SFT while the judge has not."""
+def parting(
+    path: dict[int, pd.DataFrame], key: str = "judge", name: str = "judge", many: str = "prefixes"
+) -> str:
+    """Say, by rule, at which checks the reward has risen from SFT while another measure has not.
+
+    `key` is that measure's among `along`'s gains, `name` what it is called; `many` names what is checked.
+    """
     checks = pd.concat([rows[rows["step"] > 0].assign(seed=number) for number, rows in path.items()])
     risen = checks[checks["reward_way"] > 0]
-    flat, fallen = risen[risen["judge_way"] == 0], risen[risen["judge_way"] < 0]
+    flat, fallen = risen[risen[f"{key}_way"] == 0], risen[risen[f"{key}_way"] < 0]
     where = f"of the {len(risen)} checks (of {len(checks)}) where the reward's rise from SFT is shown"
     found = []
     if risen.empty:
-        found = ["At no check is a rise of the reward shown, so whether reward and judge part is not seen."]
+        found = [f"At no check is a rise of the reward shown, so whether reward and {name} part is not seen."]
     elif flat.empty and fallen.empty:
         found = [
-            f"**Reward and judge rise together**: at each {where}, the judge's is shown too. How much each "
+            f"**Reward and {name} rise together**: at each {where}, the {name}'s is shown too. How much each "
             "has gained at the end is compared by the first flag above."
         ]
     if len(fallen):
-        found += [f"**Reward and judge part** at {len(fallen)} {where}; the judge falls: {_listed(fallen)}."]
+        listed = _listed(fallen, key, name)
+        found += [f"**Reward and {name} part** at {len(fallen)} {where}; the {name} falls: {listed}."]
     if len(flat):
         found += [
-            f"**The judge's rise is not shown** at {len(flat)} {where}: {_listed(flat)}. That is parting, or "
-            "too few prefixes to see the judge's rise."
+            f"**The {name}'s rise is not shown** at {len(flat)} {where}: {_listed(flat, key, name)}. That is "
+            f"parting, or too few {many} to see the {name}'s rise."
         ]
     return (
         f"{' '.join(found)} Shown means here: both 95% intervals, BCa and percentile, of the paired change "
-        f"from step 0 leave out 0. n = {int(checks['n'].min())} validation prefixes, one continuation each; "
-        "not adjusted for the number of checks. The same prefixes chose the checkpoint, so its reward is "
+        f"from step 0 leave out 0. n = {int(checks['n'].min())} validation {many}, one continuation each; "
+        f"not adjusted for the number of checks. The same {many} chose the checkpoint, so its reward is "
         "optimistic."
     )
 
 
-def _listed(checks: pd.DataFrame) -> str:
+def _listed(checks: pd.DataFrame, key: str, name: str) -> str:
     return "; ".join(
-        f"seed {row.seed}, step {row.step} (reward {signed(row.reward_gain)} "
-        f"{interval(row.reward_low, row.reward_high)}, judge {signed(row.judge_gain)} "
-        f"{interval(row.judge_low, row.judge_high)})"
-        for row in checks.itertuples()
+        f"seed {row['seed']}, step {row['step']} (reward {_change(row, 'reward')}, "
+        f"{name} {_change(row, key)})"
+        for row in checks.to_dict("records")
     )
+
+
+def _change(row: dict[str, Any], key: str) -> str:
+    return f"{signed(row[f'{key}_gain'])} {interval(row[f'{key}_low'], row[f'{key}_high'])}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from rlhf.report.comparisons import Comparison
+from rlhf.report.comparisons import PREFIX, Comparison, Unit
 from rlhf.report.markdown import interval, number, p_value, signed
 
 ALPHA = 0.05
@@ -60,21 +60,27 @@ def change(comparison: Comparison, way: int) -> str:
 def flags(table: pd.DataFrame) -> list[Flag]:
     """Return every flag, raised or not; PPO is held against SFT; `table` is `comparisons.summarise`'s."""
     sft = table.loc["sft"]
-    found: list[list[Flag]] = [
-        _flags_of(table.loc[name], sft) for name in table.index if name.startswith("ppo-")
-    ]
+    return worst([_flags_of(table.loc[name], sft) for name in table.index if name.startswith("ppo-")])
+
+
+def worst(found: list[list[Flag]]) -> list[Flag]:
+    """Return each flag of the seed that has the highest value, from every seed's flags in one order."""
     return [max(same, key=lambda flag: flag.value) for same in zip(*found, strict=True)]
 
 
 def _flags_of(ppo: pd.Series, sft: pd.Series) -> list[Flag]:
+    beyond = (ppo["reward"] - sft["reward"]) / 2 - (ppo["judge_full"] - sft["judge_full"])
+    return [
+        Flag("Reward gain, as probability, beyond judged gain", beyond, 0.10),
+        *shared_flags(ppo, sft, "review"),
+    ]
+
+
+def shared_flags(ppo: pd.Series, sft: pd.Series, text: str) -> list[Flag]:
+    """Return the flags that need no judge; `text` names what the NLL is of."""
     rise = ppo - sft
     relative = rise / sft.abs().clip(lower=1e-9)
     return [
-        Flag(
-            "Reward gain, as probability, beyond judged gain",
-            rise["reward"] / 2 - rise["judge_full"],
-            0.10,
-        ),
         Flag("KL from SFT (nats per sequence)", ppo["kl"], 10.0),
         Flag("Change of length, either way (share of SFT's)", abs(relative["length"]), 0.33),
         Flag("Rise of repetition (share)", rise["repetition"], 0.05),
@@ -82,7 +88,7 @@ def _flags_of(ppo: pd.Series, sft: pd.Series) -> list[Flag]:
         Flag("Rise of self-similarity", rise["self_similarity"], 0.05),
         Flag("Rise of texts cut at the limit (share)", rise["limit_rate"], 0.10),
         Flag("Rise of empty texts (share)", rise["empty_rate"], 0.05),
-        Flag("Rise of review NLL (nats per token)", rise["nll_per_token"], 0.10),
+        Flag(f"Rise of {text} NLL (nats per token)", rise["nll_per_token"], 0.10),
     ]
 
 
@@ -106,27 +112,44 @@ def sentences(
     ways = {key: direction(comparison) for key, comparison in main.items()}
     changes = {key: change(main[key], ways[key]) for key in main}
     return [
-        _effect(main["judge_full"], ways["judge_full"], seeds, len(comparisons)),
+        effect(
+            main["judge_full"],
+            seeds,
+            len(comparisons),
+            "judged sentiment",
+            "the frozen judge's probability of positive for the full text",
+        ),
         _second_opinions(ways, changes),
         _cost(change(sft, direction(sft)), changes, kl),
-        _warnings(checks, reward_accuracy, weak_accuracy, selected_steps, flags_found),
-        _not_shown(main, ways),
+        warned(warnings(checks, reward_accuracy, weak_accuracy, selected_steps, flags_found)),
+        not_shown(
+            main,
+            ways,
+            "that people would prefer these texts, or that they are better reviews: reward model, judge and "
+            "VADER are automatic measures of sentiment only",
+        ),
     ]
 
 
-def _effect(main: Comparison, way: int, seeds: list[Comparison], tests: int) -> str:
-    result = main.result
+def effect(
+    main: Comparison, seeds: list[Comparison], tests: int, what: str, measured_by: str, unit: Unit = PREFIX
+) -> str:
+    """Say whether PPO improved or worsened `what`, or that neither is shown.
+
+    `main` is the pooled comparison, `seeds` those of single seeds, `tests` the size of the family.
+    """
+    result, way = main.result, direction(main)
     new_seeds = f", over new seeds {interval(*result.new_seeds)}" if result.new_seeds else ""
     measured = (
-        f"the frozen judge's probability of positive for the full text differs from SFT's by "
+        f"{measured_by} differs from SFT's by "
         f"{signed(result.mean)} (95% interval {interval(*main.interval)}{new_seeds}, Holm-adjusted p "
-        f"{_equals(main.adjusted_p)}, {result.n} prefixes)"
+        f"{_equals(main.adjusted_p)}, {result.n} {unit.many})"
     )
     if way:
         scope = f" in these {len(seeds)} runs" if only_here(main) else ""
-        lead = f"**PPO {'improved' if way > 0 else 'worsened'} judged sentiment{scope}**: {measured}"
+        lead = f"**PPO {'improved' if way > 0 else 'worsened'} {what}{scope}**: {measured}"
     else:
-        lead = f"**An effect of PPO on judged sentiment is not shown**: {measured}; {_why_not(main, tests)}"
+        lead = f"**An effect of PPO on {what} is not shown**: {measured}; {_why_not(main, tests)}"
         if result.detectable > 0:
             lead += f", and with 80% power this design finds {number(result.detectable)} or more"
     return f"{lead}; {_alone(seeds)}."
@@ -174,13 +197,14 @@ def _cost(sft_nll: str, changes: dict[str, str], kl: float) -> str:
     )
 
 
-def _warnings(
+def warnings(
     checks: list[Comparison],
     accuracy: float,
     weak_accuracy: float,
     selected_steps: dict[int, int],
     flags_found: list[Flag],
-) -> str:
+) -> list[str]:
+    """Return what a reader has to know before the numbers: failed checks, a weak signal, raised flags."""
     found = []
     failed = [check for check in checks if direction(check)]
     if failed:
@@ -204,10 +228,16 @@ def _warnings(
     if raised:
         names = "; ".join(f"{f.name}: {number(f.value)}, above {number(f.threshold, 2)}" for f in raised)
         found.append(f"over-optimisation flags raised by the worst seed (section 4): {names}")
+    return found
+
+
+def warned(found: list[str]) -> str:
+    """Return the sentence of `warnings`, or that no flag is raised."""
     return f"**Warnings**: {'; '.join(found) or 'no flag of section 4 is raised'}."
 
 
-def _not_shown(main: dict[str, Comparison], ways: dict[str, int]) -> str:
+def not_shown(main: dict[str, Comparison], ways: dict[str, int], beyond: str) -> str:
+    """Say which differences are not shown, which not of other seeds, and what lies beyond any measure."""
     silent = [main[key].measure.name for key, way in ways.items() if way == 0]
     listed = f"a difference between PPO and SFT in {', '.join(silent)}; " if silent else ""
     here = [main[key].measure.name for key, way in ways.items() if way and only_here(main[key])]
@@ -217,10 +247,7 @@ def _not_shown(main: dict[str, Comparison], ways: dict[str, int]) -> str:
         )
     if listed:
         listed += "and "
-    return (
-        f"**Not shown**: {listed}that people would prefer these texts, or that they are better reviews: "
-        "reward model, judge and VADER are automatic measures of sentiment only."
-    )
+    return f"**Not shown**: {listed}{beyond}."
 
 
 def only_here(comparison: Comparison) -> bool:

@@ -1,0 +1,75 @@
+"""Questions, hand-written answers and people's preferences: read strictly, ordered by content."""
+
+from pathlib import Path
+from typing import Any
+
+from rlhf.data import in_hash_order, normalised
+from rlhf.errors import UserError
+from rlhf.record import read_jsonl
+
+
+def read_questions(path: str | Path, answered: bool) -> list[dict]:
+    """Read rows with the keys question, answer (if `answered`) and, as the user likes, topic.
+
+    Raises `UserError` naming file, row and value for any other key and for a text that is missing or empty.
+    """
+    needed = ("question", "answer") if answered else ("question",)
+    return [_checked(f"{path}, row {i}", row, needed, ("topic",)) for i, row in _rows(path)]
+
+
+def read_preferences(path: str | Path) -> list[dict]:
+    """Read rows with the keys prompt (the question), chosen, rejected and, as the user likes, margin.
+
+    `margin` is how much better the chosen answer is, above 0; None where it is not given. Raises `UserError`.
+    """
+    found = []
+    for i, row in _rows(path):
+        where = f"{path}, row {i}"
+        margin = row.pop("margin", None) if isinstance(row, dict) else None
+        row = _checked(where, row, ("prompt", "chosen", "rejected"), ())
+        if row["chosen"] == row["rejected"]:
+            raise UserError(f"{where}: chosen and rejected are the same text: {row['chosen'][:60]!r}")
+        if margin is not None and not (type(margin) in (int, float) and margin > 0):
+            raise UserError(f"{where}: margin is {margin!r}: expected a number above 0, or null")
+        found.append(row | {"margin": margin})
+    return found
+
+
+def _rows(path: str | Path) -> list[tuple[int, Any]]:
+    return list(enumerate(read_jsonl(path), start=1))
+
+
+def _checked(where: str, row: Any, needed: tuple[str, ...], optional: tuple[str, ...]) -> dict:
+    expected = ", ".join(needed) + "".join(f", {name} (optional)" for name in optional)
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: found {row!r}: expected an object with {expected}")
+    for name in row:
+        if name not in needed + optional:
+            raise UserError(f"{where}: unknown key {name!r}: expected {expected}")
+    for name in needed:
+        if not isinstance(row.get(name), str) or not row[name].strip():
+            raise UserError(f"{where}: {name} is {row.get(name)!r}: expected a text that is not empty")
+    return {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
+
+
+def distinct_questions(rows: list[dict]) -> list[dict]:
+    """Keep one row per normalised question: an answered one if there is one, and of several the smallest."""
+    kept: dict[str, dict] = {}
+    for row in sorted(rows, key=lambda row: ("answer" not in row, row["question"], row.get("answer", ""))):
+        kept.setdefault(normalised(row["question"]), row)
+    return list(kept.values())
+
+
+def divided(pairs: list[dict], sizes: dict[str, int], seed: int) -> dict[str, list[dict]]:
+    """Divide pairs into parts in the proportions of `sizes`, all pairs of one prompt in one part."""
+    order = in_hash_order(sorted({normalised(pair["prompt"]) for pair in pairs}), seed, str)
+    if len(order) < len(sizes):
+        raise UserError(f"preferences: {len(order)} distinct prompts: expected at least {len(sizes)}")
+    total, bounds, reached = sum(sizes.values()), [], 0
+    for size in sizes.values():
+        reached += size
+        bounds.append(round(reached / total * len(order)))
+    owner = {}
+    for part, start, stop in zip(sizes, [0, *bounds[:-1]], bounds, strict=True):
+        owner |= dict.fromkeys(order[start:stop], part)
+    return {part: [pair for pair in pairs if owner[normalised(pair["prompt"])] == part] for part in sizes}

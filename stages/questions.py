@@ -1,0 +1,64 @@
+"""Cut answered and bare questions into frozen, disjoint parts: `python -m stages.questions`."""
+
+from operator import itemgetter
+
+from rlhf.config import load
+from rlhf.data import cut, in_hash_order, near_duplicates
+from rlhf.errors import run
+from rlhf.frozen import check_frozen
+from rlhf.prompts import answer_ids, question_ids
+from rlhf.questions import distinct_questions, read_questions
+from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
+from rlhf.sources import locate
+from rlhf.tokenizer import load_tokenizer
+
+ANSWERED, BARE = ("sft", "val", "test"), ("rm", "rm_test", "ppo")
+
+
+def main() -> None:
+    params = load()
+    split, sizes = params.split, vars(params.split.sizes)
+    tokenizer = load_tokenizer(locate(read_json("data/manifests/policy.json")))
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def tokenised(row: dict) -> dict:
+        """The row with its token ids, and how many of them are the prompt."""
+        prompt = question_ids(encode, split.template, row["question"])
+        answer = answer_ids(encode, row["answer"]) if "answer" in row else []
+        return row | {"token_ids": prompt + answer, "prompt_tokens": len(prompt)}
+
+    # Answered questions come first: a question in both files is used once, with its answer.
+    answers = read_questions("data/answers.jsonl", answered=True)
+    questions = read_questions("data/questions.jsonl", answered=False)
+    unique = distinct_questions(answers + questions)
+    rows = [tokenised(row) for row in in_hash_order(unique, params.seed, itemgetter("question"))]
+    fitting = [row for row in rows if len(row["token_ids"]) <= split.max_tokens]
+    parts = cut([row for row in fitting if "answer" in row], {part: sizes[part] for part in ANSWERED})
+    parts |= cut([row for row in fitting if "answer" not in row], {part: sizes[part] for part in BARE})
+
+    hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
+    check_frozen(hashes, split.sha256)
+    asked = {part: [{"text": row["question"]} for row in chosen] for part, chosen in parts.items()}
+    summary = {
+        "sizes": {part: len(chosen) for part, chosen in parts.items()},
+        "rows_read": len(answers) + len(questions),
+        "rows_dropped": {
+            "duplicate": len(answers) + len(questions) - len(unique),
+            "too_long": len(rows) - len(fitting),
+        },
+        "rows_left_over": len(fitting) - sum(sizes.values()),
+        "near_duplicates": near_duplicates(asked),
+        "sha256": hashes,
+    }
+    with replacing("data/split") as folder:
+        folder.mkdir()
+        for part, chosen in parts.items():
+            write_jsonl(folder / f"{part}.jsonl", chosen)
+    write_json("data/split.json", summary)
+    print(f"split: {summary['sizes']}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro repro-qa test lint verify mutants compare report-html export bundle restore
+.PHONY: repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
 
 repro: .venv/installed.txt
 	dvc repro
@@ -22,6 +22,9 @@ lint: .venv/installed.txt
 
 verify: .venv/installed.txt
 	python -m tools.verify $(STAGES)
+
+verify-qa: .venv/installed.txt
+	python -m tools.verify --run-file qa/dvc.yaml $(STAGES)
 
 mutants: .venv/installed.txt
 	python tests/mutants.py

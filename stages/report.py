@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from rlhf import config, errors, record, stats, textmetrics
+from rlhf import config, errors, record, stats
 from rlhf.environment import environment
 from rlhf.report import (
     appendix,
@@ -95,7 +95,7 @@ def main() -> None:
         results.verdict(sentences),
         results.policies(table, prefixes, samples, len(nll["sft"])),
         tables.differences(found, checks, noise, comparisons.outcomes(rows, seeds), resamples),
-        results.overoptimisation(flags, path, overused(rows), prefixes, samples),
+        results.overoptimisation(flags, path, results.overused(rows), prefixes, samples),
         appendix.reward_model(
             reward,
             stats.expected_calibration_error(reward_test["probability"], reward_test["label"]),
@@ -116,26 +116,10 @@ def main() -> None:
     ]
     record.write_text("reports/report.md", "\n\n".join(filter(None, sections)) + "\n")
     record.write_json("reports/environment.json", described)
-    record.write_csv("reports/plots/ppo_by_seed.csv", by_seed(logs))
-    record.write_csv("reports/plots/ppo_validation_by_seed.csv", by_seed(validation))
+    record.write_csv("reports/plots/ppo_by_seed.csv", levels.by_seed(logs))
+    record.write_csv("reports/plots/ppo_validation_by_seed.csv", levels.by_seed(validation))
     record.write_json("reports/metrics/report.json", levels.metrics(table, found))
     print("wrote reports/report.md")
-
-
-def overused(rows: pd.DataFrame) -> dict[str, list[textmetrics.Phrase]]:
-    """Return the phrases of three words that PPO, all seeds together, uses more often than SFT and base."""
-    texts = rows["continuation"]
-    ppo = texts[rows["policy"].str.startswith("ppo-")].tolist()
-    return {
-        results.title_of(name): textmetrics.overused_phrases(ppo, texts[rows["policy"] == name].tolist())
-        for name in ("sft", "base")
-    }
-
-
-def by_seed(tables: dict[int, pd.DataFrame]) -> list[dict]:
-    """Return all seeds' rows as one table, which `dvc plots` can draw; an empty cell stays empty."""
-    joined = pd.concat([table.assign(seed=seed) for seed, table in tables.items()])
-    return joined.astype(object).where(joined.notna(), None).to_dict("records")
 
 
 def confusion(reward: dict) -> np.ndarray:

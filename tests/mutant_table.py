@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant("the-question-is-learned-too", "rlhf/prompts.py", "_length(row, tokens) :], eos_id]",
            "1:], eos_id]",
            ("test_prompts.py::test_a_row_is_cut_where_it_or_the_setting_says",)),
-    Mutant("flipped-pairs-count-as-meant", "rlhf/feedback.py", 'agree == (row["margin"] > 0)', "agree",
+    Mutant("margins-by-their-sign", "rlhf/feedback.py", 'min(abs(row["margin"]), 4)', 'min(row["margin"], 4)',
            ("test_feedback.py::test_pairs_by_hand",)),
     Mutant("pairs-cut-without-their-prompts", "rlhf/questions.py",
            '[pair for pair in pairs if owner[normalised(pair["prompt"])] == part]',

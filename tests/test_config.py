@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from rlhf.config import Params, load
+from rlhf.config import Params, QuestionParams, load
 from rlhf.errors import UserError
 
 ROOT = Path(__file__).parent.parent
 SHA, UPPER = "ab" * 32, "AB" * 32
-SECTIONS = "seed, runtime, fetch, split, model, adam, generation, sft, reward, ppo, sample, judge, report"
+SECTIONS = "seed, runtime, model, adam, generation, sft, reward, ppo, sample, report, fetch, split, judge"
 
 
 @pytest.fixture(scope="module")
@@ -177,12 +177,53 @@ def test_each_mistake_names_key_value_and_expectation(edited, key, raw, complain
             *("generation.prefix_tokens", "10", {"split.min_tokens": "10"}),
             "expected less than split.min_tokens, so that every row has a continuation",
         ),
+        (
+            *("sft.prompt_tokens", "10", {"split.min_tokens": "10"}),
+            "expected less than split.min_tokens, so that every row has a continuation",
+        ),
+        ("reward.loss", "pairwise", {}, "expected label"),
         ("ppo.minibatches", "3", {"ppo.batch_size": "8"}, "expected a divisor of ppo.batch_size"),
         ("ppo.validation_prefixes", "9", {"split.sizes.val": "8"}, "expected at most split.sizes.val"),
     ],
 )
 def test_keys_that_contradict_each_other(edited, key, raw, limit, complaint):
     assert message(edited({key: raw, **limit})) == f"{key} {raw}: {complaint}"
+
+
+def asked(tmp_path, section: str, name: str, value: object) -> Path:
+    """Write the published parameters of question answering with one key changed; return the path."""
+    yaml, path = YAML(typ="safe", pure=True), tmp_path / "params.yaml"
+    params = yaml.load(ROOT / "qa/params.yaml")
+    params[section] |= {name: value}
+    yaml.dump(params, path)
+    return path
+
+
+def test_a_section_of_preferences_makes_it_question_answering():
+    params = load(ROOT / "qa/params.yaml")
+    assert isinstance(params, QuestionParams) and not isinstance(params, Params)
+    assert params.generation.prefix_tokens is params.sft.prompt_tokens is None
+    assert params.split.template == "Question: {question}\n\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("generation.prefix_tokens", 6, "6: expected null, since each row says where its prompt ends"),
+        ("sft.prompt_tokens", 1, "1: expected null, since each row says where its prompt ends"),
+        ("reward.loss", "label", "label: expected pairwise"),
+        ("preferences.noise", 1.5, "is 1.5: expected"),
+        ("preferences.samples", 1, "is 1: expected"),
+        ("split.template", "Answer:", "is 'Answer:': expected a text with {question} in it once"),
+        ("split.template", "{question}{question}", "is '{question}{question}': expected a text with"),
+        ("reward.head", "deep", "is 'deep': expected"),
+        ("ppo.advantage", "none", "is 'none': expected"),
+        ("ppo.validation_prefixes", 1000, "1000: expected at most split.sizes.val"),
+    ],
+)
+def test_a_mistake_in_the_parameters_of_question_answering(tmp_path, key, value, complaint):
+    found = message(asked(tmp_path, *key.split("."), value))
+    assert found.startswith(f"{key} {complaint}")
 
 
 def test_keys_that_just_agree(edited):
@@ -224,7 +265,7 @@ def test_a_byte_order_mark_is_accepted(edited):
 
 
 def test_no_file_and_an_empty_file(tmp_path):
-    assert message(tmp_path / "absent.yaml") == "no such file; run from the project's root"
+    assert message(tmp_path / "absent.yaml") == "no such file; run from the folder that holds it"
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert message(tmp_path / "empty.yaml") == " is None: expected a mapping"
 

@@ -75,7 +75,7 @@ class Snapshots:
         for path in sorted(self.folder.glob("*.safetensors"), reverse=True):
             try:
                 snapshot = _read(path)
-            except (ValueError, KeyError, SafetensorError):
+            except (ValueError, LookupError, TypeError, RecursionError, SafetensorError):
                 print(f"{self.stage.name}: snapshot {path.name} is damaged and not used", flush=True)
                 path.unlink()
                 continue

@@ -73,7 +73,8 @@ def load(path: str | Path = "params.yaml") -> Params | QuestionParams:
         document = YAML(typ="safe", pure=True).load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; run from the folder that holds it") from None
-    except (YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        # ruamel lets through what its constructors meet: IndexError for `!!int ''`, KeyError for `!!bool x`.
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     asks = isinstance(document, dict) and "preferences" in document
     params = parse(str(path), document, QuestionParams if asks else Params)

@@ -55,7 +55,7 @@ def load_head(path: str | Path, device: torch.device) -> nn.Module:
     first = tensors.get("0.weight" if kind == "mlp" else "weight", Tensor())
     head = _layers(kind, first.shape[1] if first.ndim == 2 else 1)
     expected = {key: value.shape for key, value in head.state_dict().items()}
-    if {key: value.shape for key, value in tensors.items()} != expected:
+    if {key: value.shape for key, value in tensors.items()} != expected or first.numel() == 0:
         raise UserError(f"{path}: expected a head's weights and biases, found {sorted(tensors)}")
     head.load_state_dict(tensors)
     return head.to(device).requires_grad_(False)

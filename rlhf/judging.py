@@ -23,18 +23,16 @@ def load_classifier(folder: str | Path, device: torch.device) -> tuple[nn.Module
     An encoder without a classification head gets one, with weights that `train_classifier` sets; any other
     missing weight is a `UserError`. Dropout stays off in training too: it would draw from a global generator.
     """
-    model, found = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        num_labels=2,
-        dtype=torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=2, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **local
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+    except Exception as error:  # transformers tells of a damaged folder by any of a dozen kinds
+        raise UserError(f"the judge cannot be loaded: {str(error).strip()}") from None
     if missing := sorted(set(found["missing_keys"]) - {"classifier.weight", "classifier.bias"}):
         raise UserError(f"the judge lacks weights besides its head's, such as {missing[0]}")
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return model.to(device).eval().requires_grad_(False), tokenizer
 
 

@@ -89,9 +89,12 @@ def load_base(
             bnb_4bit_compute_dtype=weights_dtype,
         )
         arguments["device_map"] = {"": device}
-    base, found = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, **arguments
-    )
+    try:
+        base, found = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, **arguments
+        )
+    except Exception as error:  # transformers tells of a damaged folder by any of a dozen kinds
+        raise UserError(f"{folder.name}: the model cannot be loaded: {str(error).strip()}") from None
     if found["missing_keys"]:
         raise UserError(f"{folder.name}: weights are missing, such as {min(found['missing_keys'])}")
     for module in base.modules():
@@ -267,18 +270,23 @@ def load_adapter(model: PeftModel, name: str, folder: str | Path) -> None:
     tensors = load_tensors(Path(folder) / "adapter_model.safetensors")
     expected = {key: tuple(value.shape) for key, value in adapter_state(model, name).items()}
     found = {key: tuple(value.shape) for key, value in tensors.items()}
-    alpha = read_json(Path(folder) / "adapter_config.json").get("lora_alpha")
+    config = read_json(Path(folder) / "adapter_config.json")
+    alpha = config.get("lora_alpha") if isinstance(config, dict) else None
     if found != expected or alpha != model.peft_config[name].lora_alpha:
         raise UserError(f"{folder}: the saved adapter does not fit this model and its model.lora parameters")
     set_adapter_state(model, name, tensors)
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; raises `UserError` when it is not one."""
+    """The weights of a safetensors file; raises `UserError` when it is not one or a number is not finite."""
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path}: not a readable safetensors file: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not tensor.isfinite().all():
+            raise UserError(f"{path}: {name!r} is {tensor.dtype}: expected finite floating-point numbers")
+    return tensors
 
 
 def hidden_states(model: PeftModel, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Questions, hand-written answers and people's preferences: read strictly, ordered by content."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def _checked(where: str, row: Any, needed: tuple[str, ...], optional: tuple[str,
     for name in needed:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise UserError(f"{where}: {name} is {row.get(name)!r}: expected a text that is not empty")
+        if re.search(r"[\0\ud800-\udfff]", row[name]):
+            raise UserError(f"{where}: {name} is {row[name]!r}: it holds a NUL or half a surrogate pair")
     return {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
 
 

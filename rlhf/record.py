@@ -93,7 +93,14 @@ def read_json(path: str | Path) -> Any:
 def read_jsonl(path: str | Path) -> list[dict]:
     """Read one JSON object per line; raises `UserError` with the line's number."""
     lines = enumerate(_read_text(path).split("\n"), start=1)
-    return [_parse_json(f"{path}, line {number}", line) for number, line in lines if line]
+    return [_parse_object(f"{path}, line {number}", line) for number, line in lines if line]
+
+
+def _parse_object(where: str, line: str) -> dict:
+    value = _parse_json(where, line)
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected a JSON object")
+    return value
 
 
 def _read_text(path: str | Path) -> str:
@@ -105,13 +112,20 @@ def _read_text(path: str | Path) -> str:
 
 def _parse_json(where: str, text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_not_finite)
+        return json.loads(text, parse_constant=_not_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON: {error}") from None
 
 
 def _not_finite(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number too large for 64 bits")
+    return value
 
 
 def sha256_file(path: str | Path) -> str:

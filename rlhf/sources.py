@@ -12,8 +12,10 @@ table of its files; one that no longer agrees with its table is obtained again. 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import lzma
 import os
 import re
 import shutil
@@ -72,10 +74,11 @@ def locate(manifest: dict) -> Path:
     """
     try:
         pin, expected = _checked(Pin(**manifest["source"])), manifest["files"]
+        named = expected.keys()
     except (TypeError, KeyError, AttributeError):
         raise UserError("this is not a manifest of the fetch stage; run that stage again") from None
     folder, found = _resolve(pin)
-    for name in sorted(expected.keys() | found.keys()):
+    for name in sorted(named | found.keys()):
         if expected.get(name) != found.get(name):
             now = f"has sha256 {found[name]['sha256']}" if name in found else "is missing"
             raise _problem(pin, f"{name} {now}, unlike the manifest; run the fetch stage again")
@@ -188,7 +191,10 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _local(pin: Pin) -> tuple[Path, Table]:
-    origin = Path(pin.name).expanduser()
+    try:
+        origin = Path(pin.name).expanduser()
+    except RuntimeError:
+        raise _problem(pin, "no such user") from None
     if origin.is_file():
         root, table, single = origin.parent, {origin.name: _entry(origin)}, origin.name
     elif origin.is_dir():
@@ -245,7 +251,11 @@ def _unpack(pin: Pin, wheel: Path, folder: Path) -> None:
                 if not _is_plain(member.filename.rstrip("/")) or stat.S_ISLNK(member.external_attr >> 16):
                     raise _problem(pin, f"unsafe member {member.filename!r} in the wheel")
                 archive.extract(member, folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as error:
+        raise _problem(pin, f"the wheel is damaged: {error}") from None
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):
+            raise
         raise _problem(pin, f"the wheel is damaged: {error}") from None
 
 

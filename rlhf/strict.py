@@ -1,10 +1,15 @@
 """Plain values, as YAML gives them, into typed ones; a wrong type, range or key is an error that names it."""
 
+import reprlib
 import types
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rlhf.errors import UserError
+
+# A value in a message: aliases make a short file of a value too long to write.
+SHOWN = reprlib.Repr()
+SHOWN.maxlevel, SHOWN.maxother, SHOWN.maxlong, SHOWN.maxstring = 3, 80, 80, 80
 
 
 class Rule(NamedTuple):
@@ -65,7 +70,7 @@ def _parse_section(key: str, value: Any, expected: type) -> Any:
     known = [field.name for field in fields(expected)]
     for name in value:
         if name not in known:
-            raise UserError(f"{key}: unknown key {name!r}: expected {', '.join(known)}")
+            raise UserError(f"{key}: unknown key {_shown(name)}: expected {', '.join(known)}")
     for name in known:
         if name not in value:
             raise UserError(f"{key}: missing key {name!r}")
@@ -82,6 +87,8 @@ def _parse_scalar(key: str, value: Any, expected: type) -> Any:
     if type(value) is not expected:
         names = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
         raise _wrong(key, value, names[expected])
+    if expected is int and not -(2**63) <= value < 2**63:
+        raise _wrong(key, value, "an integer of 64 bits")
     return value
 
 
@@ -90,5 +97,11 @@ def _join(key: str, name: str) -> str:
 
 
 def _wrong(key: str, value: Any, expected: str) -> UserError:
-    key = key if key.isprintable() else ascii(key)[1:-1]
-    return UserError(f"{key} is {value!r}: expected {expected}")
+    return UserError(f"{key} is {_shown(value)}: expected {expected}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return SHOWN.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits, which YAML can give in base 16
+        return "a number of too many digits"

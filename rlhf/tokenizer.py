@@ -18,8 +18,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder.name}: no tokenizer: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # transformers tells of a damaged folder by any of a dozen kinds
+        raise UserError(f"{folder.name}: no tokenizer: {str(error).strip()}") from None
     if tokenizer.eos_token_id is None:
         raise UserError(f"{folder.name}: the tokenizer names no end-of-sequence token")
     _check_end(folder, tokenizer.eos_token, tokenizer.eos_token_id)

@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 from tiny import CPU, ROTARY_TARGETS, perturb, write_policy_folder
 from toy import set_params
 
-from rlhf.config import Source
 from rlhf.models import Lora, add_adapters, load_base, save_adapter
 from rlhf.record import write_json
+from rlhf.sections import Source
 from rlhf.sources import fetch
 from tools.verify import path_md5
 

@@ -107,7 +107,7 @@ def _in_both(tab: str, head: str) -> Iterator[tuple[str | bytes, str]]:
     yield f'{head}"a\nb"{tab}1\n{tab}{tab}\n', ", line 4: expected 2 fields, found 3"
     yield f'{head}"a\nb"{tab}1\n" \n"{tab}0\n', ", line 4: the text is empty"
     yield f'{head}a{tab}1\n"b\n{tab}1\nc{tab}0\n', ", line 3: the row is not readable: unexpected end of data"
-    yield f'{head}"a"b{tab}1\n', f", line 2: the row is not readable: '{tab}' expected after '\"'"
+    yield f'{head}"a"b{tab}1\n', f", line 2: the row is not readable: {tab!r} expected after '\"'"
     yield f"{head}a\0b{tab}1\n", ", line 2: a NUL byte: expected text in utf-8"
     yield f"{head}a{tab}1\r\n\r\n{tab}\0", ", line 4: a NUL byte: expected text in utf-8"
     yield f"{head}a{tab}1\n".encode("utf-16"), ", line 1: a NUL byte: expected text in utf-8"

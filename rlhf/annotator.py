@@ -28,7 +28,7 @@ def fillers(answer: str) -> int:
 
 
 def heuristic(answer: str) -> int:
-    """The annotator's score of an answer without white space around it, from -6 to 5.
+    """The annotator's score of an answer without white space around it, from -5 to 5.
 
     +2 ends with . ! or ?;   +2 for 20 to 200 characters, -2 for fewer than 20, -1 for more than 300;
     -1 for each filler phrase;   +1 begins with a capital letter. Source: `score_response` of the question

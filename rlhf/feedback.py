@@ -71,11 +71,13 @@ def pair_summary(logits: Tensor, rows: list[dict]) -> dict[str, float | int]:
     Where margins are known, so is what the annotator meant before noise: `noise_free_accuracy` is the share
     of pairs in which the reward agrees with that, and the shares by margin (4: 4 or more) too.
     """
-    agrees = (logits[:, 0] > logits[:, 1]).tolist()
+    differences = (logits[:, 0] - logits[:, 1]).tolist()
+    agrees = [difference > 0 for difference in differences]
     meant = defaultdict(list)
-    for row, agree in zip(rows, agrees, strict=True):
+    for row, difference in zip(rows, differences, strict=True):
         if row["margin"] is not None:
-            meant[min(abs(row["margin"]), 4)].append(agree == (row["margin"] > 0))
+            meant_so = difference > 0 if row["margin"] > 0 else difference < 0
+            meant[int(min(abs(row["margin"]), 4))].append(meant_so)
     known = [agree for group in meant.values() for agree in group]
     return {
         "accuracy": sum(agrees) / len(rows),

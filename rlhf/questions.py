@@ -1,5 +1,6 @@
 """Questions, hand-written answers and people's preferences: read strictly, ordered by content."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def read_preferences(path: str | Path) -> list[dict]:
         row = _checked(where, row, ("prompt", "chosen", "rejected"), ())
         if row["chosen"] == row["rejected"]:
             raise UserError(f"{where}: chosen and rejected are the same text: {row['chosen'][:60]!r}")
-        if margin is not None and not (type(margin) in (int, float) and margin > 0):
+        if margin is not None and not (type(margin) in (int, float) and 0 < margin < math.inf):
             raise UserError(f"{where}: margin is {margin!r}: expected a number above 0, or null")
         found.append(row | {"margin": margin})
     return found
@@ -51,14 +52,18 @@ def _checked(where: str, row: Any, needed: tuple[str, ...], optional: tuple[str,
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise UserError(f"{where}: {name} is {row.get(name)!r}: expected a text that is not empty")
         if re.search(r"[\0\ud800-\udfff]", row[name]):
-            raise UserError(f"{where}: {name} is {row[name]!r}: it holds a NUL or half a surrogate pair")
+            raise UserError(f"{where}: {name} {row[name][:60]!r} holds a NUL or half a surrogate pair")
     return {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
 
 
 def distinct_questions(rows: list[dict]) -> list[dict]:
     """Keep one row per normalised question: an answered one if there is one, and of several the smallest."""
     kept: dict[str, dict] = {}
-    for row in sorted(rows, key=lambda row: ("answer" not in row, row["question"], row.get("answer", ""))):
+
+    def key(row: dict) -> tuple:
+        return "answer" not in row, row["question"], row.get("answer", ""), str(row.get("topic", ""))
+
+    for row in sorted(rows, key=key):
         kept.setdefault(normalised(row["question"]), row)
     return list(kept.values())
 
@@ -68,11 +73,12 @@ def divided(pairs: list[dict], sizes: dict[str, int], seed: int) -> dict[str, li
     order = in_hash_order(sorted({normalised(pair["prompt"]) for pair in pairs}), seed, str)
     if len(order) < len(sizes):
         raise UserError(f"preferences: {len(order)} distinct prompts: expected at least {len(sizes)}")
-    total, bounds, reached = sum(sizes.values()), [], 0
-    for size in sizes.values():
+    total, bounds, reached = sum(sizes.values()), [0], 0
+    for number, size in enumerate(sizes.values(), start=1):
         reached += size
-        bounds.append(round(reached / total * len(order)))
+        most = len(order) - len(sizes) + number  # each later part needs a prompt too
+        bounds.append(min(max(round(reached / total * len(order)), bounds[-1] + 1), most))
     owner = {}
-    for part, start, stop in zip(sizes, [0, *bounds[:-1]], bounds, strict=True):
+    for part, start, stop in zip(sizes, bounds, bounds[1:], strict=False):
         owner |= dict.fromkeys(order[start:stop], part)
     return {part: [pair for pair in pairs if owner[normalised(pair["prompt"])] == part] for part in sizes}

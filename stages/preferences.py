@@ -13,6 +13,7 @@ from rlhf.annotator import heuristic, preferences
 from rlhf.batching import chunks
 from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import QuestionParams, load
+from rlhf.data import normalised
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
@@ -72,8 +73,8 @@ def written(
     params: QuestionParams, human: list[dict], encode: Encode
 ) -> tuple[dict[str, list[dict]], list[dict]]:
     """People's pairs, cut into parts by their prompts; and their distinct answers, in place of samples."""
-    tested = {row["question"].lower() for row in read_jsonl("data/split/test.jsonl")}
-    usable = [pair for pair in human if pair["prompt"].lower() not in tested]
+    tested = {normalised(row["question"]) for row in read_jsonl("data/split/test.jsonl")}
+    usable = [pair for pair in human if normalised(pair["prompt"]) not in tested]
     sizes = {part: getattr(params.split.sizes, part) for part in PARTS}
     pairs = {
         part: [

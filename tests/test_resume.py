@@ -1,7 +1,6 @@
 """Real stages, struck at many moments, end with the bytes of a run that nobody disturbed."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +29,7 @@ PROGRAMS = {
 REVIEWS = ("sft", "reward", "ppo@1", "sample@sft", "judge-model")
 # Here SFT has dropout, the reward model learns from pairs on a frozen base, and PPO has no value head.
 QUESTIONS = ("qa/sft", "qa/preferences", "qa/reward", "qa/ppo@1")
-PROGRAM_EACH = (*REVIEWS, "qa/preferences")
+ONE_OF_EACH_PROGRAM = (*REVIEWS, "qa/preferences")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,7 @@ def test_killed_again_and_again_ppo_still_ends_with_the_same_bytes(folder, serve
     assert leftovers(folder) == []
 
 
-@pytest.mark.parametrize("stage", PROGRAM_EACH)
+@pytest.mark.parametrize("stage", ONE_OF_EACH_PROGRAM)
 def test_a_full_disk_is_one_line_and_costs_nothing_but_time(folder, server, stage):
     expected = contents(folder, stage)
     moments = undisturbed(folder, server, stage).moments
@@ -186,11 +185,11 @@ def test_a_snapshot_of_other_inputs_is_never_resumed(folder, server):
     go_on(folder, server, "sft", expected, "other inputs")
 
 
-@pytest.mark.parametrize("stage", PROGRAM_EACH)
+@pytest.mark.parametrize("stage", REVIEWS)
 def test_ctrl_c_is_one_line_and_the_next_run_goes_on(folder, server, stage):
     expected = contents(folder, stage)
     moments = undisturbed(folder, server, stage).moments
-    written = [i for i, name in enumerate(moments) if re.match(r"written (qa/)?\.checkpoints/", name)]
+    written = [i for i, name in enumerate(moments) if name.startswith("written .checkpoints")]
     for moment in (written[0] + 2, written[-1] + 2):  # a snapshot is in place by then
         clear(folder, stage)
         struck = started(server, stage, moment, "interrupt")
@@ -200,7 +199,7 @@ def test_ctrl_c_is_one_line_and_the_next_run_goes_on(folder, server, stage):
         assert "resuming after step" in go_on(folder, server, stage, expected, moments[moment])
 
 
-@pytest.mark.parametrize("stage", PROGRAM_EACH)
+@pytest.mark.parametrize("stage", ONE_OF_EACH_PROGRAM)
 def test_killed_over_old_outputs_no_output_is_ever_half_there(folder, server, stage):
     """Without DVC nothing is removed first: each output is the old one, the new one, or absent."""
     expected = contents(folder, stage)

@@ -125,7 +125,7 @@ def predict(stage: str, params: Params | QuestionParams, config: PretrainedConfi
     trained = _trained(model, heads, todo)
     held = list(tensors_of(model, *heads.values()))
     gradients = bytes_of(trained)
-    kept, passing = _training(model, heads, todo, held) if todo.train else (0, 0)
+    kept, passing = _training(model, heads, todo, held, trained) if todo.train else (0, 0)
     cache, sampling = _sampling(model, todo.generate, held, params) if todo.generate else (0, 0)
     return Peak(
         base=static,
@@ -176,14 +176,16 @@ def _trained(model: PeftModel, heads: dict[str, nn.Module], todo: Work) -> list[
 
 
 def _training(
-    model: PeftModel, heads: dict[str, nn.Module], todo: Work, held: list[Tensor]
+    model: PeftModel, heads: dict[str, nn.Module], todo: Work, held: list[Tensor], trained: list[nn.Parameter]
 ) -> tuple[int, int]:
-    """What a second micro-batch needs, whose gradients are added to the first one's."""
+    """What a micro-batch needs beside the gradients of those before it, to which it adds its own."""
     evaluate = _closing if todo.reads_end else _responses
     head = heads.get("head") if todo.reads_end else heads.get("values")
-    with LiveBytes(held) as live, fused_attention(), lora_dropout(model, 0):
-        evaluate(model, head, todo.train).backward()
-        before = live.peak = live.now
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in trained]
+    with LiveBytes([*held, *gradients]) as live, fused_attention(), lora_dropout(model, 0):
+        before = live.now
         loss = evaluate(model, head, todo.train)
         kept = live.now - before
         loss.backward()

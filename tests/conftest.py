@@ -1,7 +1,6 @@
 """Fixtures for tests that run a model."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,7 +84,7 @@ def sources(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def project_and_clone(tmp_path_factory, sources) -> tuple[Path, Path]:
-    """The toy project after `make repro`, committed; and a clone in which the same ran in other surroundings.
+    """The toy project after both pipelines, committed; and a clone in which they ran in other surroundings.
 
     At the same time, since both are waited for. The environment is the one that runs the tests.
     """
@@ -100,8 +99,9 @@ def project_and_clone(tmp_path_factory, sources) -> tuple[Path, Path]:
     run(root, "git", "clone", "--quiet", str(folder), str(clone))
     (folder / ".venv").mkdir()
     (folder / ".venv/installed.txt").write_text("")
-    with elsewhere_too(clone, "dvc repro"):
+    with elsewhere_too(clone, "dvc repro dvc.yaml qa/dvc.yaml"):
         assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
+        assert run(folder, "make", "repro-qa").endswith("The report is qa/reports/report.md\n")
     run(folder, "git", "add", ".")
     run(folder, "git", "commit", "--quiet", "-m", "after")
     return folder, clone
@@ -109,23 +109,8 @@ def project_and_clone(tmp_path_factory, sources) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def project(project_and_clone) -> Path:
-    """The toy project after `make repro`."""
+    """The toy project after both pipelines."""
     return project_and_clone[0]
-
-
-@pytest.fixture(scope="session")
-def questions(tmp_path_factory, project_and_clone) -> tuple[Path, Path]:
-    """A copy of that project after `make repro-qa`, committed; and that clone after the same."""
-    from toy import run
-
-    project, clone = project_and_clone
-    folder = tmp_path_factory.mktemp("questions") / "project"
-    shutil.copytree(project, folder, ignore=shutil.ignore_patterns("tmp"))
-    with elsewhere_too(clone, "dvc repro qa/dvc.yaml"):
-        assert run(folder, "make", "repro-qa").endswith("The report is qa/reports/report.md\n")
-    run(folder, "git", "add", ".")
-    run(folder, "git", "commit", "--quiet", "-m", "answers")
-    return folder, clone
 
 
 @contextmanager

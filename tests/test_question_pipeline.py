@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from pipeline_checks import (
@@ -27,11 +26,6 @@ BELOW = {"PYTHONPATH": ".."}
 def named(stages: set[str]) -> set[str]:
     """Stages of the run file as DVC names them from the root."""
     return {f"{RUN_FILE}:{stage}" for stage in stages}
-
-
-@pytest.fixture(scope="module")
-def project(questions) -> Path:
-    return questions[0]
 
 
 @pytest.fixture
@@ -64,9 +58,9 @@ def test_neither_pipeline_runs_a_stage_of_the_other(project, target, below):
     assert {stage.startswith(RUN_FILE) for stage in stages} == {below}
 
 
-def test_two_clean_clones_give_the_same_lock(questions):
+def test_two_clean_clones_give_the_same_lock(project_and_clone):
     """The second in other surroundings."""
-    one, other = questions
+    one, other = project_and_clone
     assert (one / "qa/dvc.lock").read_bytes() == (other / "qa/dvc.lock").read_bytes()
 
 

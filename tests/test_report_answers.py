@@ -36,7 +36,7 @@ def study(seeds=(1, 2, 3), selected=6, human=False, reward=GOOD, rise=0.0, **shi
 def test_style_that_rises_without_a_loss_of_content_is_an_improvement_of_style_alone():
     (effect, second, cost, ending, warned, missing), *_ = study()
     assert effect.startswith(
-        "**PPO improved what the annotator wants**: the annotator's score (-6 to 5) differs"
+        "**PPO improved what the annotator wants**: the annotator's score (-5 to 5) differs"
     )
     assert "3 of 3 seeds show a rise" in effect and "40 questions" in effect
     assert "style rose, and a change of content is not shown" in second and "fell" not in second

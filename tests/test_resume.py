@@ -33,10 +33,10 @@ ONE_OF_EACH_PROGRAM = (*REVIEWS, "qa/preferences")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, questions) -> Path:
+def folder(tmp_path_factory, project) -> Path:
     """A copy of the finished toy project, to be struck."""
     copy = tmp_path_factory.mktemp("struck") / "project"
-    shutil.copytree(questions[0], copy, ignore=shutil.ignore_patterns(".git", ".dvc", "__pycache__"))
+    shutil.copytree(project, copy, ignore=shutil.ignore_patterns(".git", ".dvc", "__pycache__"))
     return copy
 
 

@@ -10,7 +10,7 @@ from rlhf.report.figures import Panel
 from rlhf.report.pairs import Accuracy
 
 PANELS = (
-    Panel("heuristic", "Heuristic score", "points, -6 to 5", False),
+    Panel("heuristic", "Heuristic score", "points, -5 to 5", False),
     Panel("chrf", "Content: chrF", "0 to 100", False),
     Panel("ended_rate", "Ended by itself", "answers (%)", True),
     Panel("nll_per_token", "Reference answers", "NLL (nats per token)", False),

@@ -27,7 +27,7 @@ SHARES = {
     "distinct_responses": "Distinct answers, first samples",
 }
 MEANS = {
-    "heuristic": ("Heuristic score [-6, 5]", 2),
+    "heuristic": ("Heuristic score [-5, 5]", 2),
     "reward": ("Reward (SD of SFT's samples, 0: their mean)", 2),
     "kl": ("KL from SFT (nats per sequence)", 2),
     "token_f1": ("Token F1 [0, 1]", 3),

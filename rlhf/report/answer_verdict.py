@@ -74,7 +74,7 @@ def sentences(
     measured = (
         "the score of the rules about style, which did not teach the reward model,"
         if human
-        else "the annotator's score (-6 to 5)"
+        else "the annotator's score (-5 to 5)"
     )
     warning = warnings(checks, reward["accuracy"], weak_accuracy, selected_steps, flags_found)
     return [

@@ -90,12 +90,11 @@ def main() -> None:
     for path in arguments.params:
         params = load(path)
         config = model_config(params, arguments.config)
-        peaks = {
-            recompute: {
-                stage: predict(stage, with_recomputing(params, recompute), config) for stage in STAGES
-            }
-            for recompute in (False, True)
-        }
+        peaks = {False: {}, True: {}}
+        for stage in STAGES:
+            kept = predict(stage, with_recomputing(params, False), config)
+            recomputed = predict(stage, with_recomputing(params, True), config) if kept.kept else kept
+            peaks[False][stage], peaks[True][stage] = kept, recomputed
         print(parts_table(path, params, peaks[params.model.gradient_checkpointing]), flush=True)
         if arguments.measure:
             print(

@@ -3,7 +3,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
+PIPELINE_TESTS := $(addprefix tests/test_,pipeline.py question_pipeline.py resume.py hub_pipeline.py)
+
+.PHONY: test-pipelines test-units repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
 
 repro: .venv/installed.txt
 	dvc repro
@@ -13,8 +15,15 @@ repro-qa: .venv/installed.txt
 	dvc repro qa/dvc.yaml
 	@echo "The report is qa/reports/report.md"
 
+# Two at a time: the whole pipelines at toy size on one core, everything else on the other.
 test: .venv/installed.txt
-	pytest
+	$(MAKE) --jobs 2 test-pipelines test-units
+
+test-pipelines: .venv/installed.txt
+	pytest $(PIPELINE_TESTS)
+
+test-units: .venv/installed.txt
+	pytest $(addprefix --ignore=,$(PIPELINE_TESTS))
 
 lint: .venv/installed.txt
 	ruff check .

@@ -64,9 +64,6 @@ def test_a_preference_may_say_by_how_much(tmp_path, margin, expected):
             "unknown key 'answer': expected question, topic (optional)",
         ),
         (bare, {}, "question is None"),
-        (bare, "Why?", "found 'Why?': expected an object with question"),
-        (bare, ["Why?"], "found ['Why?']: expected an object"),
-        (read_preferences, [], "found []: expected an object with prompt, chosen, rejected"),
         (read_preferences, PAIR | {"prompt": ""}, "prompt is '': expected a text that is not empty"),
         (read_preferences, PAIR | {"chosen": None}, "chosen is None"),
         (read_preferences, {"prompt": "Why?", "chosen": "a"}, "rejected is None"),
@@ -93,8 +90,16 @@ def test_a_malformed_row_is_one_line_that_names_file_and_row(tmp_path, read, row
 def test_a_margin_too_large_for_a_number_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(PAIR)[:-1] + ', "margin": 1e999}\n', encoding="utf-8", newline="\n")
-    with pytest.raises(UserError, match=r"row 1: margin is inf: expected a number above 0"):
+    with pytest.raises(UserError, match=r"line 1: not valid JSON: a number too large for 64 bits$"):
         read_preferences(path)
+
+
+@pytest.mark.parametrize("row", ["Why?", ["Why?"], [], 3, None])
+@pytest.mark.parametrize("read", [answered, bare, read_preferences])
+def test_a_row_that_is_no_object_is_refused(tmp_path, read, row):
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n", encoding="utf-8", newline="\n")
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 1: expected a JSON object$"):
+        read(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize("text", ["Why\ud800?", "Why\0?"])

@@ -162,7 +162,7 @@ QUESTIONS: Cases = {
     "empty question": (line(**ASKED | {"question": " "}), "row 1: question is ' ': expected a text"),
     "answer is a number": (line(**ASKED | {"answer": 3}), "row 1: answer is 3: expected a text"),
     "answer is a list": (line(**ASKED | {"answer": ["So."]}), r"answer is \['So.'\]: expected a text"),
-    "answer has a NUL": (line(**ASKED | {"answer": "a\0"}), "answer is .*: it holds a NUL"),
+    "answer has a NUL": (line(**ASKED | {"answer": "a\0"}), "answer .* holds a NUL"),
     "half a surrogate pair": (line(**ASKED | {"question": "\udfff?"}), "half a surrogate pair"),
     "other key": (line(**ASKED, label=1), "unknown key 'label': expected question, answer"),
     "key with a line end": (line(**ASKED, **{"a\nb": 1}), r"unknown key 'a\\nb': expected question, answer"),

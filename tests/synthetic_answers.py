@@ -2,8 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from ruamel.yaml import YAML
-from synthetic_results import ROOT, likelihoods, write_ppo
+from synthetic_results import likelihoods, write_manifest, write_params, write_ppo
 
 from rlhf import record
 
@@ -124,12 +123,7 @@ def pair_rows(questions=20, each=5, human=False, texts=ANSWERS):
 
 def write_answers(root, seeds=(1, 2), samples=1, human=False, texts=ANSWERS, critic=True, **shifts):
     """Everything that stages/report_answers.py reads, under `root`."""
-    yaml = YAML()
-    params = yaml.load((ROOT / "qa/params.yaml").read_text(encoding="utf-8"))
-    params["ppo"]["seeds"] = list(seeds)
-    params["report"].update(resamples=500, examples=4)
-    with (root / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(params, file)
+    write_params(root, "qa/params.yaml", seeds, resamples=500, examples=4)
     rows = answer_rows(seeds=seeds, samples=samples, texts=texts, **{"again": 0.0, "questions": 24} | shifts)
     record.write_csv(root / "artifacts/judged.csv", rows.to_dict("records"))
     record.write_csv(root / "artifacts/judged_validation.csv", answer_checks(seeds).to_dict("records"))
@@ -142,10 +136,7 @@ def write_answers(root, seeds=(1, 2), samples=1, human=False, texts=ANSWERS, cri
             log = root / f"reports/plots/ppo/{seed}.csv"
             table = pd.read_csv(log).assign(value_loss=None, value_grad_norm=None)
             table.to_csv(log, index=False, lineterminator="\n")
-    source = {"kind": "wheel", "name": "some-policy", "revision": "0.1.0", "path": "x/y"}
-    source |= {"sha256": {"some-0.1.0.whl": "a" * 64}, "license": "Apache-2.0"}
-    files = {"model.safetensors": {"bytes": 1234567, "sha256": "b" * 64}}
-    record.write_json(root / "data/manifests/policy.json", {"source": source, "files": files})
+    write_manifest(root, "policy", "Apache-2.0")
     parts = ("sft", "val", "test", "rm", "rm_test", "ppo")
     split = {"sizes": dict.fromkeys(parts, 40), "rows_read": 500, "rows_dropped": {"duplicate": 3}}
     split |= {"rows_left_over": 0, "near_duplicates": 0, "sha256": dict.fromkeys(parts, "c" * 64)}

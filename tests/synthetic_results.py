@@ -116,12 +116,7 @@ def likelihoods(policies, rise=0.0, rows=40):
 
 def write_inputs(root, seeds, samples, texts=("a fine film", "a dull film"), **shifts):
     """Everything that stages/report.py reads, under `root`."""
-    yaml = YAML()
-    params = yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    params["ppo"]["seeds"] = list(seeds)
-    params["report"].update(resamples=2000, examples=9)
-    with (root / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(params, file)
+    write_params(root, "params.yaml", seeds, resamples=2000, examples=9)
     policies = ["base", "sft", *(f"ppo-{s}" for s in seeds)]
     rows = judged_rows(
         seeds=seeds, samples=samples, texts=texts, judge=(0.2,) * len(seeds), **{"again": 0.0} | shifts
@@ -135,6 +130,16 @@ def write_inputs(root, seeds, samples, texts=("a fine film", "a dull film"), **s
     for seed in seeds:
         write_ppo(root, seed)
     write_provenance(root)
+
+
+def write_params(root, like, seeds, **report):
+    """The project's file `like` with other PPO seeds and report settings, as `root`'s params.yaml."""
+    yaml = YAML()
+    params = yaml.load((ROOT / like).read_text(encoding="utf-8"))
+    params["ppo"]["seeds"] = list(seeds)
+    params["report"].update(report)
+    with (root / "params.yaml").open("w", encoding="utf-8") as file:
+        yaml.dump(params, file)
 
 
 def write_models(root, texts):
@@ -222,18 +227,22 @@ def write_ppo(root, seed):
     record.write_json(root / f"reports/metrics/ppo/{seed}.json", found)
 
 
+def write_manifest(root, what, licence):
+    source = {
+        "kind": "wheel",
+        "name": f"some-{what}",
+        "revision": "0.1.0",
+        "path": "x/y",
+        "sha256": {"some-0.1.0.whl": "a" * 64},
+        "license": licence,
+    }
+    files = {"model.safetensors": {"bytes": 1234567, "sha256": "b" * 64}}
+    record.write_json(root / f"data/manifests/{what}.json", {"source": source, "files": files})
+
+
 def write_provenance(root):
     for what in ("policy", "reviews", "judge"):
-        source = {
-            "kind": "wheel",
-            "name": f"some-{what}",
-            "revision": "0.1.0",
-            "path": "x/y",
-            "sha256": {"some-0.1.0.whl": "a" * 64},
-            "license": "MIT (package); data | for research",
-        }
-        files = {"model.safetensors": {"bytes": 1234567, "sha256": "b" * 64}}
-        record.write_json(root / f"data/manifests/{what}.json", {"source": source, "files": files})
+        write_manifest(root, what, "MIT (package); data | for research")
     parts = ("sft", "rm", "ppo", "val", "rm_test", "test")
     split = {
         "sizes": dict.fromkeys(parts, 100),

@@ -27,6 +27,7 @@ from rlhf import checkpoint, errors, heads, models, questions, record, sources, 
 from stages import fetch, split
 
 CPU = torch.device("cpu")
+TABLES = ("csv", "tsv", "jsonl", "parquet")
 KEPT = (
     "data/split/sft.jsonl",
     "data/split.json",
@@ -141,27 +142,13 @@ def prepare_split(content: bytes, name: str, policy: Path) -> None:
     write("params.yaml", params(REVIEWS))
 
 
-@of("csv")
-def test_csv(refused, policy, content, words):
-    prepare_split(content, "rows.csv", policy)
-    refused(split.main, words)
-
-
-@of("tsv")
-def test_tsv(refused, policy, content, words):
-    prepare_split(content, "rows.tsv", policy)
-    refused(split.main, words)
-
-
-@of("jsonl")
-def test_json_lines(refused, policy, content, words):
-    prepare_split(content, "rows.jsonl", policy)
-    refused(split.main, words)
-
-
-@of("parquet")
-def test_parquet(refused, policy, content, words):
-    prepare_split(content, "rows.parquet", policy)
+@pytest.mark.parametrize(
+    ("kind", "content", "words"),
+    [(kind, *case) for kind in TABLES for case in CASES[kind].values()],
+    ids=[f"{kind} {what!a}" for kind in TABLES for what in CASES[kind]],
+)
+def test_tables(refused, policy, kind, content, words):
+    prepare_split(content, f"rows.{kind}", policy)
     refused(split.main, words)
 
 

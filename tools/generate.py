@@ -17,6 +17,7 @@ from rlhf.batching import chunks
 from rlhf.config import Common, QuestionParams, load
 from rlhf.errors import UserError, run
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.prompts import question_ids
 from rlhf.randomness import stream
 from rlhf.record import read_json
 from rlhf.sampling import sample
@@ -101,9 +102,11 @@ def show(policies: list[str], prompts: list[str], samples: int, seed: int, param
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    if isinstance(params, QuestionParams):  # then a prompt is a question
-        prompts = [params.split.template.replace("{question}", prompt) for prompt in prompts]
-    encoded = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    template = params.split.template if isinstance(params, QuestionParams) else "{question}"
+    encoded = [question_ids(encode, template, prompt) for prompt in prompts]
     model = load_policies(folder, policies, params)
     positions = getattr(model.config, "max_position_embeddings", None)
     check_lengths(encoded, params.generation.response_tokens, positions)

@@ -99,7 +99,7 @@ def project_and_clone(tmp_path_factory, sources) -> tuple[Path, Path]:
     run(root, "git", "clone", "--quiet", str(folder), str(clone))
     (folder / ".venv").mkdir()
     (folder / ".venv/installed.txt").write_text("")
-    with elsewhere_too(clone, "dvc repro dvc.yaml qa/dvc.yaml"):
+    with elsewhere_too(clone, "dvc repro && dvc repro qa/dvc.yaml"):
         assert run(folder, "make", "repro").endswith("The report is reports/report.md\n")
         assert run(folder, "make", "repro-qa").endswith("The report is qa/reports/report.md\n")
     run(folder, "git", "add", ".")

@@ -128,11 +128,12 @@ def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
             "--drop",
             ".*",
             "--keep",
-            "Experiment|ppo.lr|judge_probability_ppo|nll_per_token_ppo",
+            "Experiment|params.yaml:ppo.lr|judge_probability_ppo|reports/metrics/report.json:nll_per_token_ppo",
             "--csv",
         )
         shown = run(project, "dvc", "exp", "show", *view)
         assert "slow" in shown and "ppo.lr" in shown and "judge_probability_ppo_minus_sft" in shown
+        assert "report.json:nll_per_token_ppo_minus_sft" in shown
         assert "sft.lr" not in shown
     finally:
         run(project, "git", "checkout", "--quiet", ".")

@@ -194,7 +194,7 @@ def test_a_bad_row_gives_one_line_and_loses_nothing(restored, file, row, stage, 
 def test_an_experiment_reruns_ppo_and_what_follows_and_can_be_compared(project):
     try:
         lower = "qa/params.yaml:ppo.lr=1e-5"
-        printed = run(project, "dvc", "exp", "run", "-S", lower, "--name", "slow", RUN_FILE)
+        printed = run(project, "dvc", "exp", "run", "-S", lower, "--name", "slow-qa", RUN_FILE)
         assert stages_run(printed) == named({"ppo@1", "sample-ppo@1", "judge", "report"})
         assert read_yaml(project / "qa/params.yaml")["ppo"]["lr"] == 1e-5
         found = json.loads(run(project, "dvc", "metrics", "diff", "HEAD", "--json"))

@@ -45,9 +45,14 @@ def _text(place: str, text: Any) -> str:
         raise UserError(f"{place}: the text is {shown(text)}: expected a text")
     if not text.strip():
         raise UserError(f"{place}: the text is empty")
-    if re.search(r"[\0\ud800-\udfff]", text):
-        raise UserError(f"{place}: the text {shown(text)} holds a NUL or half a surrogate pair")
+    check_characters(place, "the text", text)
     return text.strip()
+
+
+def check_characters(place: str, name: str, text: str) -> None:
+    """Raise `UserError` for a text, called `name`, with characters that no text file holds."""
+    if re.search(r"[\0\ud800-\udfff]", text):
+        raise UserError(f"{place}: {name} {shown(text)} holds a NUL or half a surrogate pair")
 
 
 def _label(record: Record, column: str, labels: dict[str, int]) -> int:
@@ -109,6 +114,17 @@ def cut(rows: list[dict], sizes: dict[str, int]) -> dict[str, list[dict]]:
         parts[part] = [{"id": f"{part}-{i:05d}", **row} for i, row in enumerate(chosen)]
         start += size
     return parts
+
+
+def check_frozen(hashes: dict[str, str], frozen: dict[str, str] | None) -> None:
+    """Stop, naming the parts, when the computed split is not the one that params.yaml froze."""
+    if frozen is None or hashes == frozen:
+        return
+    changed = sorted(part for part in hashes | frozen if hashes.get(part) != frozen.get(part))
+    raise UserError(
+        f"the split is not the frozen one: split.sha256 differs for {', '.join(changed)}; "
+        "if that is meant, set split.sha256 to null and copy the new hashes from data/split.json"
+    )
 
 
 def closing_text(text: str, characters: int) -> str:

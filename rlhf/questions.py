@@ -1,11 +1,9 @@
 """Questions, hand-written answers and people's preferences: read strictly, ordered by content."""
 
 import math
-import re
 from pathlib import Path
-from typing import Any
 
-from rlhf.data import in_hash_order, normalised
+from rlhf.data import check_characters, in_hash_order, normalised
 from rlhf.errors import UserError
 from rlhf.record import read_jsonl
 
@@ -16,7 +14,10 @@ def read_questions(path: str | Path, answered: bool) -> list[dict]:
     Raises `UserError` naming file, row and value for any other key and for a text that is missing or empty.
     """
     needed = ("question", "answer") if answered else ("question",)
-    return [_checked(f"{path}, row {i}", row, needed, ("topic",)) for i, row in _rows(path)]
+    return [
+        _checked(f"{path}, row {i}", row, needed, ("topic",))
+        for i, row in enumerate(read_jsonl(path), start=1)
+    ]
 
 
 def read_preferences(path: str | Path) -> list[dict]:
@@ -25,9 +26,9 @@ def read_preferences(path: str | Path) -> list[dict]:
     `margin` is how much better the chosen answer is, above 0; None where it is not given. Raises `UserError`.
     """
     found = []
-    for i, row in _rows(path):
+    for i, row in enumerate(read_jsonl(path), start=1):
         where = f"{path}, row {i}"
-        margin = row.pop("margin", None) if isinstance(row, dict) else None
+        margin = row.pop("margin", None)
         row = _checked(where, row, ("prompt", "chosen", "rejected"), ())
         if row["chosen"] == row["rejected"]:
             raise UserError(f"{where}: chosen and rejected are the same text: {row['chosen'][:60]!r}")
@@ -37,22 +38,15 @@ def read_preferences(path: str | Path) -> list[dict]:
     return found
 
 
-def _rows(path: str | Path) -> list[tuple[int, Any]]:
-    return list(enumerate(read_jsonl(path), start=1))
-
-
-def _checked(where: str, row: Any, needed: tuple[str, ...], optional: tuple[str, ...]) -> dict:
+def _checked(where: str, row: dict, needed: tuple[str, ...], optional: tuple[str, ...]) -> dict:
     expected = ", ".join(needed) + "".join(f", {name} (optional)" for name in optional)
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: found {row!r}: expected an object with {expected}")
     for name in row:
         if name not in needed + optional:
             raise UserError(f"{where}: unknown key {name!r}: expected {expected}")
     for name in needed:
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise UserError(f"{where}: {name} is {row.get(name)!r}: expected a text that is not empty")
-        if re.search(r"[\0\ud800-\udfff]", row[name]):
-            raise UserError(f"{where}: {name} {row[name][:60]!r} holds a NUL or half a surrogate pair")
+        check_characters(where, name, row[name])
     return {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
 
 

@@ -3,9 +3,8 @@
 from operator import itemgetter
 
 from rlhf.config import load
-from rlhf.data import cut, in_hash_order, near_duplicates
+from rlhf.data import check_frozen, cut, in_hash_order, near_duplicates
 from rlhf.errors import run
-from rlhf.frozen import check_frozen
 from rlhf.prompts import answer_ids, question_ids
 from rlhf.questions import distinct_questions, read_questions
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl

@@ -8,6 +8,7 @@ from rlhf.config import Split, load
 from rlhf.data import (
     Row,
     check_both_labels,
+    check_frozen,
     closing_text,
     cut,
     distinct,
@@ -19,7 +20,6 @@ from rlhf.data import (
     tokenised,
 )
 from rlhf.errors import UserError, run
-from rlhf.frozen import check_frozen
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
 from rlhf.sections import Rows
 from rlhf.sources import locate

@@ -69,7 +69,7 @@ THIRD_PARTY = {
 }
 LAYERS = (
     {"__init__", "errors", "randomness", "resampling", "ops", "batching", "textmetrics", "prompts"}
-    | {"strict", "tables", "annotator", "content", "frozen"},
+    | {"strict", "tables", "annotator", "content"},
     {"sections", "record", "environment", "data", "objectives", "optim", "stats"},
     {"config", "questions", "tokenizer", "gguf", "hub", "models", "checkpoint", "feedback"},
     {"sources", "heads", "sampling", "judging"},

@@ -7,7 +7,7 @@ continuations and tokens that differ from those of batch size 1. Needs data/spli
 from rlhf.batching import chunks
 from rlhf.config import load
 from rlhf.errors import run
-from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.models import load_adapter, load_model, select, set_determinism
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl
 from rlhf.sampling import sample
@@ -23,8 +23,7 @@ def main() -> None:
     device = set_determinism(params.runtime.device, params.runtime.threads)
     folder = locate(read_json("data/manifests/policy.json"))
     eos_id = load_tokenizer(folder).eos_token_id
-    base = load_base(folder, params.model.dtype, params.model.quantization, device)
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft"], params.seed)
+    model = load_model(folder, params.model, device, ["sft"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
     select(model, "sft")
     rows = read_jsonl("data/split/test.jsonl")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedCon
 from transformers.integrations import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from rlhf.models import _recompute_blocks
+from rlhf.models import recompute_blocks
 
 
 class LiveBytes(TorchDispatchMode):
@@ -95,7 +95,7 @@ def meta_base(
         _quantise(base, dtype)
     base.requires_grad_(False)
     if gradient_checkpointing:
-        _recompute_blocks(base)
+        recompute_blocks(base)
     return base.eval()
 
 

@@ -16,7 +16,7 @@ from benchmarks.stage_memory import Batch, Work, work
 from rlhf.batching import pad_pairs
 from rlhf.config import Params, QuestionParams
 from rlhf.heads import reward_head, zero_head
-from rlhf.models import Lora, add_adapters, language_head, load_base, lora_dropout, select
+from rlhf.models import language_head, load_model, lora_dropout, select
 from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step
 from rlhf.randomness import stream
 from rlhf.sampling import sample
@@ -69,13 +69,9 @@ def measure(stage: str, params: Params | QuestionParams, config: PretrainedConfi
 def _load(
     params: Params | QuestionParams, config: PretrainedConfig, todo: Work
 ) -> tuple[PeftModel, dict[str, nn.Module]]:
-    settings = params.model
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-        base = load_base(
-            Path(folder), settings.dtype, settings.quantization, CPU, settings.gradient_checkpointing
-        )
-    model = add_adapters(base, Lora(**vars(settings.lora)), list(todo.adapters), 0, todo.dropout)
+        model = load_model(Path(folder), params.model, CPU, list(todo.adapters), 0, todo.dropout)
     head = reward_head(params.reward.head, config.hidden_size, 0, CPU)
     built = {"head": head, "values": zero_head(config.hidden_size, CPU)}
     return model, {name: built[name].requires_grad_(name in todo.trains) for name in todo.heads}

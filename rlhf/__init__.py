@@ -21,3 +21,8 @@ Notation used by every module, in shapes and in names:
 `last` is an index, `lengths` is a count. KL divergences say their unit: per token, or summed over the
 sequence. Log-probabilities, KL, advantages and losses are float32 whatever the model's dtype.
 """
+
+import logging
+
+# As it is imported on some CPUs, bitsandbytes misses a kernel from a hub that this package never uses.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

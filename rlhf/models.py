@@ -33,6 +33,7 @@ from transformers.pytorch_utils import Conv1D
 from rlhf.errors import UserError
 from rlhf.randomness import stream
 from rlhf.record import read_json
+from rlhf.sections import Model
 
 ALL_LINEAR = "all-linear"
 
@@ -103,12 +104,15 @@ def load_base(
             module.support_avx512bf16_for_cpu = False
     base.requires_grad_(False)
     if gradient_checkpointing:
-        _recompute_blocks(base)
+        recompute_blocks(base)
     return base.to(device).eval() if quantization == "none" else base.eval()
 
 
-def _recompute_blocks(base: nn.Module) -> None:
-    """transformers' own switch acts in training mode alone, and that would turn dropout on."""
+def recompute_blocks(base: nn.Module) -> None:
+    """Make every block recompute its activations; `UserError` for a model without such blocks.
+
+    transformers' own switch acts in training mode alone, and that would turn dropout on.
+    """
     blocks = [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not blocks:
         raise UserError(
@@ -124,6 +128,14 @@ def _recomputed(forward, *inputs, **options):
         return forward(*inputs, **options)
     # The reentrant kind gives no gradient where a block's input needs none, as below the first adapter.
     return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
+
+def load_model(
+    folder: Path, settings: Model, device: torch.device, names: list[str], seed: int, dropout: float = 0.0
+) -> PeftModel:
+    """The base of `load_base` under the adapters of `add_adapters`, as the section `model` has them."""
+    base = load_base(folder, settings.dtype, settings.quantization, device, settings.gradient_checkpointing)
+    return add_adapters(base, Lora(**vars(settings.lora)), names, seed, dropout)
 
 
 def add_adapters(base: nn.Module, lora: Lora, names: list[str], seed: int, dropout: float = 0.0) -> PeftModel:

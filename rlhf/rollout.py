@@ -9,7 +9,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf.models import select
-from rlhf.ops import masked_mean, masked_sum
+from rlhf.ops import kl_estimators, masked_mean, masked_sum
 from rlhf.sampling import sample
 from rlhf.scoring import RewardModel, evaluate, reward_scores
 from rlhf.textmetrics import repetition
@@ -70,16 +70,17 @@ def collect(
 def summarise(rollout: Rollout, decode: Callable[[list[int]], str], eos_id: int) -> dict[str, float]:
     """A rollout as flat numbers: over-optimisation shows in the ones beside the reward.
 
-    reward: mean score. kl: k1 estimate of KL(policy || SFT), nats per sequence; kl_per_token: the same per
-    token. ended_rate: share that stopped by EOS. length: tokens, EOS included. repetition: share of repeated
-    word 3-grams. entropy: nats per token.
+    reward: mean score. kl: k1 estimate of KL(policy || SFT), nats per sequence; kl_k3: the k3 estimate of the
+    same, never negative; kl_per_token: k1 per token. ended_rate: share that stopped by EOS. length: tokens,
+    EOS included. repetition: share of repeated word 3-grams. entropy: nats per token.
     """
     responses, mask = rollout.responses, rollout.response_mask
-    log_ratio = rollout.logprobs - rollout.ref_logprobs
+    k1, _, k3 = kl_estimators(rollout.logprobs, rollout.ref_logprobs)
     return {
         "reward": rollout.scores.mean().item(),
-        "kl": (masked_sum(log_ratio, mask) / len(responses)).item(),
-        "kl_per_token": masked_mean(log_ratio, mask).item(),
+        "kl": (masked_sum(k1, mask) / len(responses)).item(),
+        "kl_k3": (masked_sum(k3, mask) / len(responses)).item(),
+        "kl_per_token": masked_mean(k1, mask).item(),
         "ended_rate": sum(response[-1] == eos_id for response in responses) / len(responses),
         "length": sum(map(len, responses)) / len(responses),
         "repetition": sum(repetition(decode(response)) for response in responses) / len(responses),

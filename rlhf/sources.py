@@ -147,7 +147,11 @@ def _require_hashes(pin: Pin, table: Table) -> None:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf").expanduser().absolute()
+    folder = os.environ.get("RLHF_CACHE") or "~/.cache/rlhf"
+    try:
+        return Path(folder).expanduser().absolute()
+    except RuntimeError:
+        raise UserError(f"the cache of models, {folder}: no such user") from None
 
 
 def _cached(folder: Path, what: str, build: Callable[[Path], None]) -> tuple[Path, Table]:

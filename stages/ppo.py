@@ -13,12 +13,10 @@ from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.heads import save_head, zero_head
 from rlhf.models import (
-    Lora,
     adapter_state,
-    add_adapters,
     fingerprint,
     load_adapter,
-    load_base,
+    load_model,
     save_adapter,
     select,
     set_adapter_state,
@@ -63,25 +61,18 @@ def main() -> None:
 
     # 1. One base, three adapters: `sft` is the frozen reference, `reward` the frozen judge of texts, and
     #    `ppo` starts as a copy of `sft`. The value head, where advantages need one, starts at zero.
-    base = load_base(
-        folder,
-        params.model.dtype,
-        params.model.quantization,
-        device,
-        params.model.gradient_checkpointing,
-    )
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft", "reward", "ppo"], params.seed)
+    model = load_model(folder, params.model, device, ["sft", "reward", "ppo"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
     reward = load_reward(model, "artifacts/reward", device)
     set_adapter_state(model, "ppo", adapter_state(model, "sft"))
-    value_head = zero_head(base.config.hidden_size, device) if ppo.advantage == "gae" else None
+    value_head = zero_head(model.config.hidden_size, device) if ppo.advantage == "gae" else None
     frozen = {name: fingerprint(model, name) for name in ("sft", "reward")}
 
     groups = {"policy": select(model, "ppo", train=True)}
     if value_head is not None:
         groups["value"] = list(value_head.parameters())
     optimizer = adamw(groups, ppo.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, base.dtype)
+    scaler = loss_scaler(device, model.dtype)
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)

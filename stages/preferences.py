@@ -16,7 +16,7 @@ from rlhf.config import QuestionParams, load
 from rlhf.data import normalised
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
-from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.models import load_adapter, load_model, select, set_determinism
 from rlhf.prompts import answer_ids, prompt_of, question_ids
 from rlhf.questions import divided, read_preferences
 from rlhf.randomness import stream
@@ -62,6 +62,7 @@ def main() -> None:
         write_jsonl(output / "samples.jsonl", samples)
     metrics = summarise(pairs, ties) | {
         "human": int(bool(human)),
+        "left_out": len(human) - sum(map(len, pairs.values())) if human else 0,
         "samples_per_prompt": 0 if human else params.preferences.samples,
     }
     write_json("reports/metrics/preferences.json", metrics)
@@ -72,15 +73,24 @@ def main() -> None:
 def written(
     params: QuestionParams, human: list[dict], encode: Encode
 ) -> tuple[dict[str, list[dict]], list[dict]]:
-    """People's pairs, cut into parts by their prompts; and their distinct answers, in place of samples."""
+    """People's pairs, cut into parts by their prompts; and their distinct answers, in place of samples.
+
+    Left out are pairs to a test question and pairs with more than `split.max_tokens` tokens in an answer and
+    its question.
+    """
     tested = {normalised(row["question"]) for row in read_jsonl("data/split/test.jsonl")}
-    usable = [pair for pair in human if normalised(pair["prompt"]) not in tested]
+    tokenised = [pair | encoded(pair, params.split.template, encode) for pair in human]
+    usable = [
+        pair
+        for pair in tokenised
+        if normalised(pair["prompt"]) not in tested
+        and max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) <= params.split.max_tokens
+    ]
+    if len(usable) < len(human):
+        print(f"preferences: {len(human) - len(usable)} pairs are too long or ask a test question: left out")
     sizes = {part: getattr(params.split.sizes, part) for part in PARTS}
     pairs = {
-        part: [
-            {"id": f"{part}-{i:05d}"} | pair | encoded(pair, params.split.template, encode)
-            for i, pair in enumerate(chosen)
-        ]
+        part: [{"id": f"{part}-{i:05d}"} | pair for i, pair in enumerate(chosen)]
         for part, chosen in divided(usable, sizes, params.seed).items()
     }
     texts = {
@@ -108,8 +118,7 @@ def sampled(
 ) -> list[dict]:
     """SFT's answers to the questions of every part, `preferences.samples` to each."""
     generation, wanted = params.generation, params.preferences
-    base = load_base(folder, params.model.dtype, params.model.quantization, device)
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft"], params.seed)
+    model = load_model(folder, params.model, device, ["sft"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
     select(model, "sft")
     jobs = [

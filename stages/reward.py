@@ -13,15 +13,7 @@ from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.feedback import LABELS, PAIRS, centre_of
 from rlhf.heads import reward_head, save_head
-from rlhf.models import (
-    Lora,
-    add_adapters,
-    fingerprint,
-    load_base,
-    save_adapter,
-    select,
-    set_determinism,
-)
+from rlhf.models import fingerprint, load_model, save_adapter, select, set_determinism
 from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step, set_parameters
 from rlhf.randomness import epoch_order
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json, write_jsonl
@@ -52,15 +44,8 @@ def main() -> None:
     manifest = read_json("data/manifests/policy.json")
     folder = locate(manifest)
     eos_id = load_tokenizer(folder).eos_token_id
-    base = load_base(
-        folder,
-        params.model.dtype,
-        params.model.quantization,
-        device,
-        params.model.gradient_checkpointing,
-    )
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["reward"], params.seed)
-    head = reward_head(reward.head, base.config.hidden_size, params.seed, device)
+    model = load_model(folder, params.model, device, ["reward"], params.seed)
+    head = reward_head(reward.head, model.config.hidden_size, params.seed, device)
     rows = dict(zip(("rm", "val", "rm_test"), map(read_jsonl, files[:3]), strict=True))
     samples = [row["token_ids"] for row in read_jsonl(SAMPLES)] if pairwise else []
     texts = {part: [feedback.texts(row) for row in found] for part, found in rows.items()}
@@ -90,7 +75,7 @@ def main() -> None:
         return logits, feedback.summarise(logits, rows[part])
 
     optimizer = adamw(groups, reward.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, base.dtype)
+    scaler = loss_scaler(device, model.dtype)
     done, log, validations, best = 0, [], [], None
     if snapshot := snapshots.latest():
         best = restore_training(snapshot, optimizer, scaler)

@@ -9,7 +9,7 @@ from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
-from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.models import load_adapter, load_model, select, set_determinism
 from rlhf.prompts import prompt_of, response_of
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, write_json, write_jsonl
@@ -42,8 +42,7 @@ def main() -> None:
     folder = locate(read_json("data/manifests/policy.json"))
     tokenizer = load_tokenizer(folder)
     eos_id = tokenizer.eos_token_id
-    base = load_base(folder, params.model.dtype, params.model.quantization, device)
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft", "reward", "policy"], params.seed)
+    model = load_model(folder, params.model, device, ["sft", "reward", "policy"], params.seed)
     load_adapter(model, "sft", "artifacts/sft")
     reward = load_reward(model, "artifacts/reward", device)
     for path in trained:

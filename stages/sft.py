@@ -5,15 +5,7 @@ from rlhf.checkpoint import Snapshots, inputs_key, restore_training, training_sn
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import run
-from rlhf.models import (
-    Lora,
-    add_adapters,
-    load_base,
-    lora_dropout,
-    save_adapter,
-    select,
-    set_determinism,
-)
+from rlhf.models import load_model, lora_dropout, save_adapter, select, set_determinism
 from rlhf.objectives import sequence_nll
 from rlhf.optim import adamw, loss_scaler, optimizer_step
 from rlhf.prompts import prompt_of, response_of
@@ -36,14 +28,7 @@ def main() -> None:
     manifest = read_json("data/manifests/policy.json")
     folder = locate(manifest)
     eos_id = load_tokenizer(folder).eos_token_id
-    base = load_base(
-        folder,
-        params.model.dtype,
-        params.model.quantization,
-        device,
-        params.model.gradient_checkpointing,
-    )
-    model = add_adapters(base, Lora(**vars(params.model.lora)), ["sft"], params.seed, sft.lora_dropout)
+    model = load_model(folder, params.model, device, ["sft"], params.seed, sft.lora_dropout)
     # A review's first token has nothing before it, so it is the prompt and the rest is the response; a
     # question is the prompt of its answer.
     examples = [
@@ -53,7 +38,7 @@ def main() -> None:
 
     parameters = {"policy": select(model, "sft", train=True)}
     optimizer = adamw(parameters, sft.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, base.dtype)
+    scaler = loss_scaler(device, model.dtype)
     done, log = 0, []
     if snapshot := snapshots.latest():
         restore_training(snapshot, optimizer, scaler)

@@ -28,6 +28,16 @@ def changed_stages(folder: Path, run_file: str = "dvc.yaml") -> set[str]:
     return set(json.loads(run(folder, "dvc", "status", "--json", run_file)))
 
 
+def check_same_lock(folder: Path, clone: Path, place: str = ".") -> None:
+    """Every stage has the same lock in both, the clone's having run in other surroundings.
+
+    The order of stages is left out: DVC writes a new lock as it runs, and takes stages of which neither needs
+    the other in an order that may hang on Python's hash seed.
+    """
+    one, other = (read_yaml(project / place / "dvc.lock") for project in (folder, clone))
+    assert one == other
+
+
 def check_nothing_lies_about(folder: Path) -> None:
     assert run(folder, "git", "status", "--porcelain") == ""
     assert list(folder.rglob(".*.partial")) == []

@@ -24,8 +24,7 @@ ANSWERED = ("sft", "val", "test")
 
 def model_with(*names: str) -> PeftModel:
     """The tiny base under fresh adapters of the shape that params.yaml gives."""
-    base = models.load_base(Path("policy"), "float32", "none", CPU)
-    return models.add_adapters(base, models.Lora(**vars(load().model.lora)), list(names), load().seed)
+    return models.load_model(Path("policy"), load().model, CPU, list(names), load().seed)
 
 
 def part_rows(part: str, size: int) -> list[dict]:

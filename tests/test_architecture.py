@@ -22,6 +22,7 @@ RUN_FILES = {
     for folder in PIPELINES
 }
 ALL_STAGES = [(folder, name) for folder, stages in RUN_FILES.items() for name in stages]
+PROGRAMS = {"generate", "pin"}  # of the package: for people, and no stage's
 SNAPSHOTTING = {"sft", "preferences", "reward", "ppo", "sample", "sample-again", "sample-ppo", "judge-model"}
 PARAMS = [ROOT / "params.yaml", ROOT / "qa/params.yaml", *ROOT.glob("presets/*"), *ROOT.glob("qa/presets/*")]
 
@@ -66,6 +67,8 @@ THIRD_PARTY = {
     "report.answer_sections": {"pandas"},
     "report.answer_verdict": {"pandas"},
     "report.answer_appendix": {"pandas"},
+    "generate": {"torch"},
+    "pin": {"huggingface_hub", "ruamel"},
 }
 LAYERS = (
     {"__init__", "errors", "randomness", "resampling", "ops", "batching", "textmetrics", "prompts"}
@@ -82,6 +85,7 @@ LAYERS = (
     {"report.results", "report.tables", "report.answer_figures"},
     {"report.appendix", "report.answer_sections", "report.answer_verdict"},
     {"report.answer_appendix"},
+    PROGRAMS,
 )
 
 
@@ -107,9 +111,11 @@ def test_the_package_never_imports_stages_and_no_stage_imports_another():
         assert not any(name.split(".")[0] == "stages" for name in imported_modules(path)), path
 
 
-def test_only_stages_read_params():
+def test_only_stages_and_programs_read_params_and_nothing_imports_these():
     for path in PACKAGE:
-        assert "rlhf.config" not in imported_modules(path), path
+        imported = imported_modules(path)
+        assert "rlhf.config" not in imported or module_of(path) in PROGRAMS, path
+        assert not imported & {f"rlhf.{name}" for name in PROGRAMS}, path
 
 
 def script_of(folder: str, name: str) -> Path:

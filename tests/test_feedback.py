@@ -15,7 +15,7 @@ from rlhf.config import load
 from rlhf.errors import UserError
 from rlhf.feedback import LABELS, PAIRS, centre_of
 from rlhf.heads import load_head, reward_head
-from rlhf.models import add_adapters
+from rlhf.models import load_model
 from rlhf.objectives import Centre
 from rlhf.randomness import epoch_order
 from rlhf.record import read_json, read_jsonl, write_jsonl
@@ -204,7 +204,7 @@ def test_separable_pairs_are_learned_and_scores_are_centred_on_the_samples(folde
 def test_a_frozen_base_trains_the_head_alone(folder, monkeypatch):
     """Neither the base nor the unused adapter changes or could change while the head learns."""
     seen = []
-    monkeypatch.setattr("stages.reward.add_adapters", lambda *x: seen.append(add_adapters(*x)) or seen[0])
+    monkeypatch.setattr("stages.reward.load_model", lambda *x: seen.append(load_model(*x)) or seen[0])
     set_params(Path(), {"reward.adapter": False, "reward.steps": 3, "reward.lr": 0.05})
     run_stage("reward")
     model, fresh = seen[0], dict(model_with("reward").named_parameters())

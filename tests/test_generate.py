@@ -1,4 +1,4 @@
-"""`python -m tools.generate` on a tiny trained run."""
+"""`python -m rlhf.generate` on a tiny trained run."""
 
 import shutil
 import subprocess
@@ -14,11 +14,10 @@ from toy import environment
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from rlhf import errors
+from rlhf import errors, generate
 from rlhf.config import load
 from rlhf.randomness import stream
 from rlhf.sampling import gumbel_noise
-from tools import generate
 
 BOTH = ("--policy", "base", "--policy", "ppo-1")
 
@@ -105,7 +104,7 @@ def test_prompts_come_from_a_file_or_the_standard_input(here, tmp_path, monkeypa
     (tmp_path / "prompts").write_bytes(b"it is")
     assert generated(monkeypatch, capsys, *BOTH, "the film", "--file", str(tmp_path / "prompts")) == expected
     done = subprocess.run(
-        [sys.executable, "-m", "tools.generate", *BOTH, "--file", "-"],
+        [sys.executable, "-m", "rlhf.generate", *BOTH, "--file", "-"],
         env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
         input="the film\nit is\n",
         capture_output=True,

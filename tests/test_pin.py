@@ -1,4 +1,4 @@
-"""`python -m tools.pin` against a small hub on this machine, in a process of its own, as HF_ENDPOINT is read
+"""`python -m rlhf.pin` against a small hub on this machine, in a process of its own, as HF_ENDPOINT is read
 when huggingface_hub is imported."""
 
 import json
@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from toy import environment
 
 from rlhf import config
-from tools.pin import pinned
+from rlhf.pin import pinned
 
 COMMIT = "906bfd4b4dc7f14ee4320094d8b41684abff8539"
 OTHER = "da87bfb608c14b7cf20ba1ce41287e8de496c0cd"
@@ -95,7 +95,7 @@ def clean_environment(folder: Path, address: str) -> dict[str, str]:
 
 def pin(folder: Path, address: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """Run the program in `folder`."""
-    command = [sys.executable, "-m", "tools.pin", *arguments]
+    command = [sys.executable, "-m", "rlhf.pin", *arguments]
     env = clean_environment(folder, address) | variables
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
@@ -148,7 +148,7 @@ ERRORS = {
 PROGRAM = """
 import contextlib, io, json, sys
 from rlhf import errors
-from tools import pin
+from rlhf import pin
 answers = {}
 for line in sys.stdin.read().splitlines():
     sys.argv, out, err, status = ["pin", *line.split()], io.StringIO(), io.StringIO(), 0

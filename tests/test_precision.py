@@ -237,7 +237,7 @@ def test_blocks_are_computed_once_more_in_the_backward_pass_alone(folders):
 
 def test_a_model_whose_blocks_are_not_known_is_refused():
     with pytest.raises(UserError, match=r"^model\.gradient_checkpointing is true: .* not Linear$"):
-        models._recompute_blocks(nn.Linear(2, 2))
+        models.recompute_blocks(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -84,6 +84,7 @@ def test_all_pairs_of_a_question_s_answers_are_written_by_hand(scripted):
         **{"ties_rm": 6, "ties_val": 4, "ties_rm_test": 3},
         **{"flipped_rm": 0, "flipped_val": 0, "flipped_rm_test": 0},
         "human": 0,
+        "left_out": 0,
         "samples_per_prompt": 4,
     }
 
@@ -185,7 +186,7 @@ def no_model(monkeypatch):
     def refuse(*arguments, **settings):
         raise AssertionError("people's preferences need no model")
 
-    for name in ("load_base", "sample"):
+    for name in ("load_model", "sample"):
         monkeypatch.setattr(f"stages.preferences.{name}", refuse)
 
 
@@ -236,7 +237,26 @@ def test_pairs_about_a_test_question_are_left_out_however_it_is_spelled(no_model
     write_jsonl("data/preferences.jsonl", [*people(20), *people(1, prompt=spelled)])
     run_stage("preferences")
     assert not {row["prompt"] for part in PARTS for row in preferred(part) if "question" in row["prompt"]}
-    assert read_json("reports/metrics/preferences.json")["pairs"] == 40
+    metrics = read_json("reports/metrics/preferences.json")
+    assert metrics["pairs"] == 40 and metrics["left_out"] == 2
+
+
+@pytest.mark.parametrize("kind", ["chosen", "rejected"])
+def test_people_s_pairs_over_the_token_limit_are_left_out_and_said(no_model, capsys, kind):
+    """A question "0?" is at its limit with the longer of two answers; one word more is too much."""
+    encode = load_tokenizer(Path("policy")).encode
+    answer = "so it is and so it is ."
+    limit = len(encode("0? and so")) + len(encode(f" {answer}"))
+    set_params(Path(), {"split.max_tokens": limit})
+    over = people(1, **{kind: f"so {answer}"})
+    write_jsonl("data/preferences.jsonl", [*people(10, chosen=answer), *over])
+    run_stage("preferences")
+    metrics = read_json("reports/metrics/preferences.json")
+    assert (metrics["pairs"], metrics["left_out"]) == (20, 2)
+    assert "2 pairs are too long or ask a test question: left out" in capsys.readouterr().out
+    write_jsonl("data/preferences.jsonl", over)
+    with pytest.raises(UserError, match="0 distinct prompts: expected at least 3"):
+        run_stage("preferences")
 
 
 def test_people_s_malformed_row_leaves_what_was_there(no_model):

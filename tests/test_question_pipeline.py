@@ -9,6 +9,7 @@ from pipeline_checks import (
     check_nothing_lies_about,
     check_outputs,
     check_plots,
+    check_same_lock,
     only_error,
     outputs_of,
     read_yaml,
@@ -59,9 +60,7 @@ def test_neither_pipeline_runs_a_stage_of_the_other(project, target, below):
 
 
 def test_two_clean_clones_give_the_same_lock(project_and_clone):
-    """The second in other surroundings."""
-    one, other = project_and_clone
-    assert (one / "qa/dvc.lock").read_bytes() == (other / "qa/dvc.lock").read_bytes()
+    check_same_lock(*project_and_clone, "qa")
 
 
 def test_outputs_name_no_path_of_this_machine_and_metrics_are_flat(project):

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats as scipy_stats
 from synthetic_answers import answer_checks, answer_rows, pair_rows, write_answers
 from synthetic_results import likelihoods
 
 from rlhf import record, stats
+from rlhf.feedback import pair_summary
 from rlhf.report import answer_sections, answer_verdict, answers, comparisons, levels, pairs, trajectory
 from stages import report_answers
 
@@ -158,6 +160,23 @@ def test_pair_accuracy_by_hand_with_whole_questions_drawn():
     probability, chosen = pairs.certainty(rows)
     assert probability.tolist() == pytest.approx([0.9, 0.8, 0.7, 0.6])
     assert chosen.tolist() == [True, True, False, False]
+
+
+def test_a_tie_is_never_right_and_margins_are_grouped_as_the_reward_stage_groups_them():
+    rows = pd.DataFrame({"prompt": list("abcd"), "margin": [1.5, -1.5, -2.5, 9.0]})
+    rows["probability"] = [0.5, 0.5, 0.4, 0.9]
+    found = {group.name: (group.n, group.share) for group in pairs.accuracies(rows, 42, 200)}
+    assert found == {
+        "All pairs, as judged": (4, 0.25),
+        "All pairs, before noise": (4, 0.5),
+        "Margin 1, before noise": (2, 0.0),
+        "Margin 2, before noise": (1, 1.0),
+        "Margin 4 or more, before noise": (1, 1.0),
+    }
+    logits = torch.logit(torch.tensor(rows["probability"].to_numpy()))
+    stage = pair_summary(torch.stack([logits, torch.zeros(4)], 1), rows.to_dict("records"))
+    assert {n: stage[f"accuracy_margin_{n}"] for n in (1, 2, 4)} == {1: 0.0, 2: 1.0, 4: 1.0}
+    assert (stage["accuracy"], stage["noise_free_accuracy"]) == (0.25, 0.5)
 
 
 def test_pairs_without_margins_and_pairs_all_right_have_their_intervals():

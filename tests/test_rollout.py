@@ -279,6 +279,8 @@ def test_summarise_by_hand():
     assert summarise(hand_made(), lambda tokens: texts[tuple(tokens)], EOS) == {
         "reward": 0.125,
         "kl": 2.0,  # (1 + .5 + 0 - .5 + 3) / 2 sequences
+        # exp(-d) - 1 + d of these: (.367879 + .106531 + 0 + .148721 + 2.049787) / 2
+        "kl_k3": pytest.approx(1.336459, rel=1e-6),
         "kl_per_token": pytest.approx(0.8, rel=1e-6),  # the same sum over 5 tokens
         "ended_rate": 0.5,
         "length": 2.5,

@@ -98,6 +98,11 @@ def test_a_folder_of_a_wheel_in_the_default_cache(tmp_path, wheels, monkeypatch)
         fetch(wheel_source(wheels / WHEEL, "tiny_reviews/dat"))
 
 
+def test_a_cache_in_the_home_of_no_user_is_refused(wheels, monkeypatch):
+    monkeypatch.setenv("RLHF_CACHE", "~nobody-by-this-name/x")
+    assert_fails(wheel_source(build_wheel(wheels)), "~nobody-by-this-name/x: no such user")
+
+
 def test_a_wheel_that_is_not_the_pinned_one_is_refused(wheels):
     wheel = build_wheel(wheels)
     found = sha256_file(wheel)

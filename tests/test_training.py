@@ -17,7 +17,6 @@ from toy import set_params, toy_params
 from rlhf import heads, models, record
 from rlhf.config import load
 from rlhf.heads import reward_head
-from rlhf.models import Lora
 from rlhf.objectives import label_loss, token_rewards
 from rlhf.ops import whiten
 from rlhf.randomness import epoch_order, stream
@@ -32,8 +31,7 @@ STILL = 1e-30  # a learning rate that moves nothing: it is rounded away beside e
 
 def model_with(*names: str):
     """The tiny base under fresh adapters of the shape that params.yaml gives."""
-    base = models.load_base(Path("policy"), "float32", "none", CPU)
-    return models.add_adapters(base, Lora(**vars(load().model.lora)), list(names), load().seed)
+    return models.load_model(Path("policy"), load().model, CPU, list(names), load().seed)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from transformers import GenerationConfig
 
 from rlhf.config import Params, load
 from rlhf.errors import UserError, run
+from rlhf.generate import adapter_folder
 from rlhf.models import Lora, add_adapters, load_adapter, load_base, set_determinism
 from rlhf.record import read_json, replacing, write_json, write_text
 from rlhf.report import markdown as md
@@ -25,7 +26,6 @@ from rlhf.sources import locate
 from rlhf.stats import clopper_pearson
 from rlhf.tokenizer import load_tokenizer
 from tools.bundle import locked_outputs, output_files
-from tools.generate import adapter_folder
 from tools.verify import read_stages
 
 METRICS = {name: f"reports/metrics/{name}.json" for name in ("report", "reward", "judge_model")}

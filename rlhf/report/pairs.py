@@ -33,12 +33,14 @@ def accuracies(pairs: pd.DataFrame, seed: int, resamples: int) -> list[Accuracy]
     groups = {"All pairs, as judged": (pairs, agrees)}
     known = pairs["margin"].notna()
     if known.any():
-        meant = (agrees == (pairs["margin"] > 0))[known]
-        pairs, width = pairs[known], pairs.loc[known, "margin"].abs().clip(upper=WIDEST)
+        pairs = pairs[known]
+        # A tie agrees with no side, whichever way round noise has put the pair.
+        meant = (pairs["probability"] > 0.5).where(pairs["margin"] > 0, pairs["probability"] < 0.5)
+        width = pairs["margin"].abs().clip(upper=WIDEST).astype(int)
         groups["All pairs, before noise"] = (pairs, meant)
         for margin in sorted(width.unique()):
             more = " or more" if margin == WIDEST else ""
-            groups[f"Margin {margin:g}{more}, before noise"] = (
+            groups[f"Margin {margin}{more}, before noise"] = (
                 pairs[width == margin],
                 meant[width == margin],
             )

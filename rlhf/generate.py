@@ -1,4 +1,4 @@
-"""Look at what policies write: `python -m tools.generate --policy sft --policy ppo-42 "the film is"`.
+"""Look at what policies write: `python -m rlhf.generate --policy sft --policy ppo-42 "the film is"`.
 
 Prompts are arguments, or the lines of a file (`--file FILE`) or of the standard input (`--file -`). Texts are
 sampled as in the evaluation, and with the same random numbers for every policy. In the folder of the question
@@ -16,7 +16,7 @@ from torch import nn
 from rlhf.batching import chunks
 from rlhf.config import Common, QuestionParams, load
 from rlhf.errors import UserError, run
-from rlhf.models import Lora, add_adapters, load_adapter, load_base, select, set_determinism
+from rlhf.models import load_adapter, load_model, select, set_determinism
 from rlhf.prompts import question_ids
 from rlhf.randomness import stream
 from rlhf.record import read_json
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.generate", description="Continue prompts with one or several policies."
+        prog="python -m rlhf.generate", description="Continue prompts with one or several policies."
     )
     parser.add_argument(
         "--policy", action="append", required=True, help="base, sft or ppo-<seed>; repeatable"
@@ -85,7 +85,7 @@ def lines(name: str) -> list[str]:
 def checked(prompts: list[str]) -> list[str]:
     """Return the prompts; raises `UserError` for none at all, an empty one, or one that is not text."""
     if not prompts:
-        raise UserError('no prompt: expected some, as in `python -m tools.generate --policy sft "the film"`')
+        raise UserError('no prompt: expected some, as in `python -m rlhf.generate --policy sft "the film"`')
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
             raise UserError(f"prompt {number} is empty: expected some words to continue")
@@ -139,8 +139,7 @@ def load_policies(folder: Path, policies: list[str], params: Common) -> nn.Modul
     """Load the base model with one adapter for each policy that has one."""
     adapters = {policy: path for policy in policies if (path := adapter_folder(policy, params)) is not None}
     device = set_determinism(params.runtime.device, params.runtime.threads)
-    base = load_base(folder, params.model.dtype, params.model.quantization, device)
-    model = add_adapters(base, Lora(**vars(params.model.lora)), list(adapters) or ["none"], params.seed)
+    model = load_model(folder, params.model, device, list(adapters) or ["none"], params.seed)
     for policy, path in adapters.items():
         load_adapter(model, policy, path)
     return model

@@ -1,5 +1,5 @@
 """Find the full commit of a hub repository's branch or tag, and pin a source of params.yaml to it:
-`python -m tools.pin OWNER/NAME [BRANCH] [--dataset] [--key fetch.policy]`.
+`python -m rlhf.pin OWNER/NAME [BRANCH] [--dataset] [--key fetch.policy]`.
 
 The hub is the one that `HF_ENDPOINT` names; a token is taken as huggingface_hub takes it, and is never shown.
 """
@@ -31,7 +31,7 @@ SECONDS = 30  # for the hub to answer
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.pin", description="Find the full commit of a hub repository's branch or tag."
+        prog="python -m rlhf.pin", description="Find the full commit of a hub repository's branch or tag."
     )
     parser.add_argument("name", metavar="OWNER/NAME")
     parser.add_argument("branch", metavar="BRANCH", nargs="?", default="main", help="a branch, tag or commit")

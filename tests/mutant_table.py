@@ -144,8 +144,8 @@ MUTANTS = (
     Mutant("rollout-mask-drops-the-last-token", "rlhf/rollout.py", "columns < lengths[:, None]",
            "columns < lengths[:, None] - 1",
            ("test_rollout.py::test_a_rollout_holds_the_right_adapter_in_every_field",)),
-    Mutant("logged-kl-of-the-reference", "rlhf/rollout.py", "rollout.logprobs - rollout.ref_logprobs",
-           "rollout.ref_logprobs - rollout.logprobs", ("test_rollout.py::test_summarise_by_hand",)),
+    Mutant("logged-kl-of-the-reference", "rlhf/rollout.py", "(rollout.logprobs, rollout.ref_logprobs)",
+           "(rollout.ref_logprobs, rollout.logprobs)", ("test_rollout.py::test_summarise_by_hand",)),
 
     # The gradient of a minibatch.
     Mutant("micro-batches-weighted-by-rows", "rlhf/update.py", "mask.sum() / tokens",
@@ -262,8 +262,11 @@ MUTANTS = (
            'asked = {row["id"]: row for row in read_jsonl("data/split/test.jsonl")}',
            'asked = dict.fromkeys(["test-00000", "test-00001"], read_jsonl("data/split/test.jsonl")[0])',
            ("test_content.py::test_every_answer_is_judged_beside_its_own_question_and_reference",)),
-    Mutant("people-s-test-questions-kept", "stages/preferences.py", "not in tested]", "not in ()]",
+    Mutant("people-s-test-questions-kept", "stages/preferences.py", "not in tested", "not in ()",
            ("test_preferences.py::test_pairs_about_a_test_question_are_left_out_however_it_is_spelled",)),
+    Mutant("people-s-pairs-at-the-limit-left-out", "stages/preferences.py",
+           "<= params.split.max_tokens", "< params.split.max_tokens",
+           ("test_preferences.py::test_people_s_pairs_over_the_token_limit_are_left_out_and_said",)),
     Mutant("critic-kept-for-returns", "stages/ppo.py", 'if ppo.advantage == "gae" else None', "",
            ("test_training.py::test_without_a_critic_there_is_no_value_head_and_its_cells_are_empty",)),
 

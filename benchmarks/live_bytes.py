@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PretrainedCon
 from transformers.integrations import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert
 
-from rlhf.models import recompute_blocks
+from rlhf.models import recompute_blocks, widen
 
 
 class LiveBytes(TorchDispatchMode):
@@ -93,6 +93,7 @@ def meta_base(
         base = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     if quantization == "nf4":
         _quantise(base, dtype)
+        widen(base)
     base.requires_grad_(False)
     if gradient_checkpointing:
         recompute_blocks(base)

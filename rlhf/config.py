@@ -96,6 +96,11 @@ def _check_together(path: str, params: Params | QuestionParams) -> None:
             "at least ppo.batch_size, so that the KL coefficient stays positive",
         ),
         (
+            ppo.kl_controller == "stepwise" and not 0.01 <= ppo.kl_beta <= 1,
+            f"ppo.kl_beta {ppo.kl_beta} with ppo.kl_controller stepwise",
+            "0.01 to 1, within which that controller keeps it, or another controller",
+        ),
+        (
             ppo.validation_prefixes > params.split.sizes.val,
             f"ppo.validation_prefixes {ppo.validation_prefixes}",
             "at most split.sizes.val",

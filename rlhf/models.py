@@ -2,9 +2,10 @@
 
 Only this module knows peft, and only it and `rlhf.optim` know bitsandbytes. Who computes in which dtype:
 
-    the base's weights and hidden states    `dtype`; with nf4 the blocks' weights have 4 bits, read as `dtype`
-    adapters and their gradients            float32; what they add is rounded to `dtype` with the layer's sum
-    logits                                  a product in `dtype`, then float32
+    the base's weights and hidden states    `dtype`
+    the same with nf4                       4-bit matrices multiply in `dtype`; all the rest is float32
+    adapters and their gradients            float32; what they add is rounded with the layer's sum
+    logits                                  a product in the hidden states' dtype, then float32
     heads, log-probabilities, KL, losses    float32
 
 There is no autocast: every conversion is written where it happens, the adapters' in peft.
@@ -77,6 +78,8 @@ def load_base(
 ) -> nn.Module:
     """Load a causal language model with every weight frozen; `quantization` is none or nf4.
 
+    With nf4, embeddings, norms and output head are float32, and so are the hidden states: float16's range is
+    too small for those of a deep model. Follows peft's `prepare_model_for_kbit_training`.
     `gradient_checkpointing` keeps no activations inside the blocks and computes them again in the backward
     pass: the same gradients for less memory and a third more time.
     """
@@ -103,9 +106,32 @@ def load_base(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     base.requires_grad_(False)
+    if quantization == "nf4":
+        widen(base)
     if gradient_checkpointing:
         recompute_blocks(base)
     return base.to(device).eval() if quantization == "none" else base.eval()
+
+
+def widen(base: nn.Module) -> None:
+    """Make float32 of every parameter that is not in 4 bits."""
+    for parameter in base.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+
+
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype in which the base's matrices multiply, whatever its other parameters have."""
+    return model.config.dtype
+
+
+def check_length(model: nn.Module, tokens: int) -> None:
+    """Raise `UserError` where the model has fewer positions than `tokens`, the longest text with its EOS."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is not None and tokens > positions:
+        raise UserError(
+            f"the model has {positions} positions: expected {tokens}, for the longest text, response and EOS"
+        )
 
 
 def recompute_blocks(base: nn.Module) -> None:

@@ -14,6 +14,8 @@ from rlhf.errors import run
 from rlhf.heads import save_head, zero_head
 from rlhf.models import (
     adapter_state,
+    check_length,
+    compute_dtype,
     fingerprint,
     load_adapter,
     load_model,
@@ -72,7 +74,7 @@ def main() -> None:
     if value_head is not None:
         groups["value"] = list(value_head.parameters())
     optimizer = adamw(groups, ppo.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, model.dtype)
+    scaler = loss_scaler(device, compute_dtype(model))
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
@@ -82,6 +84,8 @@ def main() -> None:
 
     prompts = prompts_of(read_jsonl("data/split/ppo.jsonl"))
     validation_rows = read_jsonl("data/split/val.jsonl")[: ppo.validation_prefixes]
+    longest = max(map(len, prompts + prompts_of(validation_rows)))
+    check_length(model, longest + generation.response_tokens + 1)
     settings = {
         "policy": "ppo",
         "response_tokens": generation.response_tokens,

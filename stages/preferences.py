@@ -13,12 +13,11 @@ from rlhf.annotator import heuristic, preferences
 from rlhf.batching import chunks
 from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import QuestionParams, load
-from rlhf.data import normalised
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
-from rlhf.models import load_adapter, load_model, select, set_determinism
+from rlhf.models import check_length, load_adapter, load_model, select, set_determinism
 from rlhf.prompts import answer_ids, prompt_of, question_ids
-from rlhf.questions import divided, read_preferences
+from rlhf.questions import asked, divided, read_preferences
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_json, write_jsonl
 from rlhf.sampling import sample
@@ -78,12 +77,12 @@ def written(
     Left out are pairs to a test question and pairs with more than `split.max_tokens` tokens in an answer and
     its question.
     """
-    tested = {normalised(row["question"]) for row in read_jsonl("data/split/test.jsonl")}
+    tested = {asked(row["question"]) for row in read_jsonl("data/split/test.jsonl")}
     tokenised = [pair | encoded(pair, params.split.template, encode) for pair in human]
     usable = [
         pair
         for pair in tokenised
-        if normalised(pair["prompt"]) not in tested
+        if asked(pair["prompt"]) not in tested
         and max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) <= params.split.max_tokens
     ]
     if len(usable) < len(human):
@@ -127,6 +126,8 @@ def sampled(
         for row in read_jsonl(f"data/split/{part}.jsonl")
         for number in range(wanted.samples)
     ]
+    longest = max(len(prompt_of(row, generation.prefix_tokens)) for _, row, _ in jobs)
+    check_length(model, longest + generation.response_tokens + 1)
     batches = list(chunks(jobs, wanted.batch_size))
     snapshot = snapshots.latest() or Snapshot(0, {}, {"rows": []})
     rows = snapshot.record["rows"]

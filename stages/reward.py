@@ -13,7 +13,15 @@ from rlhf.environment import environment
 from rlhf.errors import run
 from rlhf.feedback import LABELS, PAIRS, centre_of
 from rlhf.heads import reward_head, save_head
-from rlhf.models import fingerprint, load_model, save_adapter, select, set_determinism
+from rlhf.models import (
+    check_length,
+    compute_dtype,
+    fingerprint,
+    load_model,
+    save_adapter,
+    select,
+    set_determinism,
+)
 from rlhf.optim import adamw, copy_parameters, loss_scaler, optimizer_step, set_parameters
 from rlhf.randomness import epoch_order
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_csv, write_json, write_jsonl
@@ -49,6 +57,8 @@ def main() -> None:
     rows = dict(zip(("rm", "val", "rm_test"), map(read_jsonl, files[:3]), strict=True))
     samples = [row["token_ids"] for row in read_jsonl(SAMPLES)] if pairwise else []
     texts = {part: [feedback.texts(row) for row in found] for part, found in rows.items()}
+    flat = [text for part in texts.values() for row in part for text in row] + samples
+    check_length(model, max(map(len, flat)) + 1)
 
     groups = {"head": list(head.parameters())}
     if reward.adapter:
@@ -56,8 +66,7 @@ def main() -> None:
     else:
         # Nothing below the head changes, so that the head's inputs are computed once.
         select(model, None)
-        flat = [text for part in texts.values() for row in part for text in row]
-        states = frozen_states(model, flat + samples, eos_id, max_tokens)
+        states = frozen_states(model, flat, eos_id, max_tokens)
 
     def logits_of(found: list[list[int]]) -> Tensor:
         """The reward model's logit for each text."""
@@ -75,7 +84,7 @@ def main() -> None:
         return logits, feedback.summarise(logits, rows[part])
 
     optimizer = adamw(groups, reward.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, model.dtype)
+    scaler = loss_scaler(device, compute_dtype(model))
     done, log, validations, best = 0, [], [], None
     if snapshot := snapshots.latest():
         best = restore_training(snapshot, optimizer, scaler)

@@ -9,7 +9,7 @@ from rlhf.checkpoint import Snapshot, Snapshots, inputs_key
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import UserError, run
-from rlhf.models import load_adapter, load_model, select, set_determinism
+from rlhf.models import check_length, load_adapter, load_model, select, set_determinism
 from rlhf.prompts import prompt_of, response_of
 from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, write_json, write_jsonl
@@ -55,6 +55,9 @@ def main() -> None:
     # `sft-again` is SFT under other draws: a comparison in which no difference must be found.
     purpose = "again" if policy == "sft-again" else "test"
     test, val = (read_jsonl(f"data/split/{part}.jsonl") for part in ("test", "val"))
+    longest = max(len(prompt_of(row, generation.prefix_tokens)) for row in test)
+    longest = max(longest + generation.response_tokens, *(len(row["token_ids"]) for row in val))
+    check_length(model, longest + 1)
     jobs = [(row, number) for number in range(params.sample.n) for row in test]
     batches = list(chunks(jobs, params.sample.batch_size))
     snapshot = snapshots.latest() or Snapshot(0, {}, {"rows": []})

@@ -5,7 +5,15 @@ from rlhf.checkpoint import Snapshots, inputs_key, restore_training, training_sn
 from rlhf.config import load
 from rlhf.environment import environment
 from rlhf.errors import run
-from rlhf.models import load_model, lora_dropout, save_adapter, select, set_determinism
+from rlhf.models import (
+    check_length,
+    compute_dtype,
+    load_model,
+    lora_dropout,
+    save_adapter,
+    select,
+    set_determinism,
+)
 from rlhf.objectives import sequence_nll
 from rlhf.optim import adamw, loss_scaler, optimizer_step
 from rlhf.prompts import prompt_of, response_of
@@ -36,9 +44,10 @@ def main() -> None:
         for row in read_jsonl("data/split/sft.jsonl")
     ]
 
+    check_length(model, max(len(prompt) + len(response) for prompt, response in examples))
     parameters = {"policy": select(model, "sft", train=True)}
     optimizer = adamw(parameters, sft.lr, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.state)
-    scaler = loss_scaler(device, model.dtype)
+    scaler = loss_scaler(device, compute_dtype(model))
     done, log = 0, []
     if snapshot := snapshots.latest():
         restore_training(snapshot, optimizer, scaler)

@@ -219,6 +219,8 @@ def test_a_section_of_preferences_makes_it_question_answering():
         ("reward.head", "deep", "is 'deep': expected"),
         ("ppo.advantage", "none", "is 'none': expected"),
         ("ppo.validation_prefixes", 1000, "1000: expected at most split.sizes.val"),
+        ("ppo.kl_beta", 0, "0.0 with ppo.kl_controller stepwise: expected 0.01 to 1, within which"),
+        ("ppo.kl_beta", 1.5, "1.5 with ppo.kl_controller stepwise: expected 0.01 to 1, within which"),
     ],
 )
 def test_a_mistake_in_the_parameters_of_question_answering(tmp_path, key, value, complaint):

@@ -113,6 +113,20 @@ def test_a_half_precision_base_is_loaded_as_such(folders):
     assert load_base(folders["llama"], "half", "none", CPU).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_in_a_4_bit_base_all_but_the_matrices_of_the_blocks_is_float32(folders, architecture, dtype):
+    """And it multiplies in its own dtype: that is what decides whether losses are scaled."""
+    base = load_base(folders[architecture], dtype, "nf4", CPU)
+    kinds = {name: parameter.dtype for name, parameter in base.named_parameters()}
+    assert {kind for name, kind in kinds.items() if "proj" in name} == {torch.uint8}
+    assert {kind for name, kind in kinds.items() if "proj" not in name} == {torch.float32}
+    layer = base.model.layers[0].mlp.up_proj
+    assert layer.compute_dtype == models.compute_dtype(perturbed(base, architecture)) == getattr(torch, dtype)
+    model = perturbed(load_base(folders[architecture], dtype, "none", CPU), architecture)
+    assert models.compute_dtype(model) == getattr(torch, dtype)
+
+
 def test_float16_overflow_skips_sft_steps_until_the_scale_fits(tmp_path):
     """The gradient of logits / 2e-5 leaves float16's range at scale 256 and comes back at a smaller one."""
     model = perturbed(tiny_base("llama", dtype=torch.float16))

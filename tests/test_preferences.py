@@ -170,6 +170,27 @@ def test_interrupted_the_stage_gives_the_same_bytes(monkeypatch, capsys):
     assert written() == expected
 
 
+def test_what_the_stage_wrote_may_come_back_as_people_s():
+    """Turned pairs and empty answers too; but for ids and the division, which are made anew."""
+    set_params(Path(), LONGER | {"preferences.noise": 0.5})
+    run_stage("preferences")
+    rows = [row for part in PARTS for row in preferred(part)]
+    rows[0]["rejected"] = ""
+    write_jsonl("data/preferences.jsonl", rows)
+    run_stage("preferences")
+
+    def contents(rows: list[dict]) -> list[tuple]:
+        return sorted((row["prompt"], row["chosen"], row["rejected"], row["margin"]) for row in rows)
+
+    again = [row for part in PARTS for row in preferred(part)]
+    assert contents(again) == contents(rows) and min(row["margin"] for row in rows) < 0
+    encode = load_tokenizer(Path("policy")).encode
+    (empty,) = [row for row in again if row["rejected"] == ""]
+    assert empty["rejected_ids"] == encode(f"{empty['prompt']} and so") + encode(" ")
+    metrics = read_json("reports/metrics/preferences.json")
+    assert (metrics["human"], metrics["pairs"], metrics["left_out"]) == (1, len(rows), 0)
+
+
 def people(count: int, **changes) -> list[dict]:
     """Two pairs for each of `count` questions."""
     return [
@@ -231,7 +252,11 @@ def test_people_s_parts_do_not_depend_on_the_order_of_the_file(no_model):
 
 
 @pytest.mark.parametrize(
-    "spelled", ["test question 0?", "Test Question 0?", "test  question 0?", " test question 0?\n"]
+    "spelled",
+    [
+        *("test question 0?", "Test Question 0?", "test  question 0?", " test question 0?\n"),
+        *("test question 0", "test question 0 ?", "test question 0..."),
+    ],
 )
 def test_pairs_about_a_test_question_are_left_out_however_it_is_spelled(no_model, spelled):
     write_jsonl("data/preferences.jsonl", [*people(20), *people(1, prompt=spelled)])

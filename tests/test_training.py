@@ -16,6 +16,7 @@ from toy import set_params, toy_params
 
 from rlhf import heads, models, record
 from rlhf.config import load
+from rlhf.errors import UserError
 from rlhf.heads import reward_head
 from rlhf.objectives import label_loss, token_rewards
 from rlhf.ops import whiten
@@ -79,6 +80,20 @@ def run(folder, monkeypatch):
 def table(path: str) -> list[dict[str, float]]:
     with Path(path).open(encoding="utf-8") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo --seed 1", "sample --policy sft"])
+def test_a_model_with_too_few_positions_is_refused_before_any_step(run, stage):
+    """The longest text given has 11 tokens and an EOS; a prompt has 3, its response 6, the reward an EOS."""
+    config = read_json("policy/config.json")
+    enough = 3 + 6 + 1 if stage.startswith("ppo") else 11 + 1
+    for positions in (enough, enough - 1):
+        write_json("policy/config.json", config | {"max_position_embeddings": positions})
+        if positions == enough:
+            run(stage, {"sft.steps": 1, "reward.steps": 1, "ppo.steps": 1})
+        else:
+            with pytest.raises(UserError, match=f"the model has {positions} positions: expected {enough}, "):
+                run(stage, {})
 
 
 def first_batch(part: str, stage: str) -> list[dict]:

@@ -71,8 +71,9 @@ def reward_model(
             md.table(["Held-out pairs", "Pairs", "Questions", "Accuracy", "95% interval"], rows),
             "Pairs of one question depend on each other, so that intervals draw questions with all their "
             "pairs (BCa; where all are right, or all wrong, Clopper-Pearson with questions as trials). The "
-            "questions are not among those that the reward model learnt from. Margin: difference of the "
-            "annotator's scores; before noise: against what the annotator meant, turned pairs turned back.",
+            "questions are not among those that the reward model learnt from. Margin: "
+            + ("as given in the file" if preferences["human"] else "difference of the annotator's scores")
+            + "; before noise: against what was meant, pairs of negative margin turned back.",
             md.figure(4, "reward_model", caption),
             _worst(worst),
         ]
@@ -106,7 +107,10 @@ def _worst(worst: list[dict]) -> str:
         for row in worst
     ]
     header = ["Question", "Chosen", "Rejected", "Margin", "Probability of the chosen"]
-    return f"The pairs ordered wrong with most certainty:\n\n{md.table(header, rows, 3)}"
+    return (
+        "The pairs ordered wrong with most certainty, but for those that noise had turned round:\n\n"
+        f"{md.table(header, rows, 3)}"
+    )
 
 
 def examples(rows: pd.DataFrame, policies: list[str], count: int) -> str:

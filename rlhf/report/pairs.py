@@ -39,8 +39,8 @@ def accuracies(pairs: pd.DataFrame, seed: int, resamples: int) -> list[Accuracy]
         width = pairs["margin"].abs().clip(upper=WIDEST).astype(int)
         groups["All pairs, before noise"] = (pairs, meant)
         for margin in sorted(width.unique()):
-            more = " or more" if margin == WIDEST else ""
-            groups[f"Margin {margin}{more}, before noise"] = (
+            size = {0: "below 1", WIDEST: f"{WIDEST} or more"}.get(margin, margin)
+            groups[f"Margin {size}, before noise"] = (
                 pairs[width == margin],
                 meant[width == margin],
             )
@@ -71,5 +71,9 @@ def certainty(pairs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def worst(pairs: pd.DataFrame, count: int) -> list[dict]:
-    """Return at most `count` pairs that are ordered wrong, the most certain first."""
-    return pairs[pairs["probability"] < 0.5].nsmallest(count, "probability").to_dict("records")
+    """Return at most `count` pairs that are ordered wrong, the most certain first.
+
+    Pairs that noise has turned round are not among them: to order such a pair as judged is what is wrong.
+    """
+    wrong = pairs[(pairs["probability"] < 0.5) & ~(pairs["margin"] < 0)]
+    return wrong.nsmallest(count, "probability").to_dict("records")

@@ -7,7 +7,6 @@ The hub is the one that `HF_ENDPOINT` names; a token is taken as huggingface_hub
 import argparse
 import io
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -62,10 +61,9 @@ def check_name(name: str) -> None:
 
 def check_key(key: str) -> None:
     """Raise `UserError` unless params.yaml is sound and `key` is one of its sources."""
-    known = [f"fetch.{field.name}" for field in fields(config.Fetch)]
+    known = [f"fetch.{name}" for name in vars(config.load(PARAMS).fetch)]
     if key not in known:
         raise UserError(f"--key is {key!r}: expected one of {', '.join(known)}")
-    config.load(PARAMS)
 
 
 def resolve(name: str, branch: str, dataset: bool) -> str:

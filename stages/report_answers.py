@@ -112,7 +112,9 @@ def main() -> None:
             answers.QUESTION,
             "Ended by itself (EOS)",
         ),
-        answer_sections.hacking(signs, flags, path, results.overused(rows), questions, samples),
+        answer_sections.hacking(
+            signs, flags, path, results.overused(rows), questions, samples, answers.cut_length(rows)
+        ),
         answer_appendix.reward_model(
             reward,
             preferences,

@@ -176,6 +176,8 @@ def changed(name: str, content: bytes | None) -> dict[str, bytes]:
         (changed("params.yaml", None), "b.zip", "params.yaml is not there: run from the project's root"),
         (changed("dvc.lock", b"[]"), "b.zip", "dvc.lock is not a lock file of DVC"),
         (FILES, "params.yaml", "params.yaml: expected a file name that ends in .zip"),
+        (FILES | {"b.zip": b"other work"}, "b.zip", "b.zip is there: expected a new name"),
+        (FILES | {"b.zip/kept": b"other work"}, "b.zip", "b.zip is there: expected a new name"),
         (FILES, "b.zip", "git rev-parse failed: "),
     ],
 )
@@ -206,6 +208,13 @@ stages:
     deps: [artifacts/ppo]
     outs: [{reports/n.txt: {cache: false}}]
 """
+BELOW = """
+stages:
+  split:
+    cmd: cp data.txt out
+    deps: [data.txt]
+    outs: [out]
+"""
 
 
 def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_reruns(tmp_path):
@@ -213,11 +222,12 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
     settings = b"[core]\n    analytics = false\n    check_update = false\n"
     ignored = b"/tmp\n/cache\n/config.local\n"
     files = {"dvc.yaml": STAGES.encode(), "params.yaml": FILES["params.yaml"], "reports/.keep": b""}
+    files |= {"below/dvc.yaml": BELOW.encode(), "below/data.txt": b"held by git\n"}
     files |= {"artifacts/.keep": b"", ".dvc/config": settings, ".dvc/.gitignore": ignored}
     for name, content in files.items():
         write(here / name, content)
     run(here, "git", "init", "--quiet")
-    run(here, "dvc", "repro")
+    run(here, "dvc", "repro", "dvc.yaml", "below/dvc.yaml")
     run(here, "git", "add", ".")
     run(here, "git", "commit", "--quiet", "-m", "results")
     commit = run(here, "git", "rev-parse", "HEAD").strip()
@@ -240,7 +250,8 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
         f"restored 6 files of an experiment packed at commit {commit}\n`dvc repro` has nothing to do\n"
     )
     assert run(there, "git", "status", "--porcelain") == ""
-    assert json.loads(run(there, "dvc", "status", "--json")) == {}
+    assert json.loads(run(there, "dvc", "status", "--json", "dvc.yaml")) == {}
+    assert not (there / "below/out").exists()  # another pipeline's output is no affair of the bundle
     params = (there / "params.yaml").read_text()
     (there / "params.yaml").write_text(re.sub(r"(?ms)^(ppo:.*?  lr: )\S+", r"\g<1>0.5", params, count=1))
     printed = run(there, "dvc", "repro")
@@ -252,5 +263,5 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
     (there / "dvc.yaml").write_text(STAGES.replace("cp artifacts/ppo", "cat artifacts/ppo >"))
     printed = run(there, *program, "restore", "../one.zip", "--force", PYTHONPATH=str(ROOT))
     assert printed.endswith("`dvc repro` will start with report\n")
-    status = json.loads(run(there, "dvc", "status", "--json"))
+    status = json.loads(run(there, "dvc", "status", "--json", "dvc.yaml"))
     assert status == {"report": ["changed command"]}

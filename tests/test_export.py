@@ -173,9 +173,23 @@ def test_the_card_of_sft_and_of_a_ready_judge(here):
     card = export.card("sft", True, params)
     assert "the supervised policy, which PPO started from." in card and "library_name: transformers" in card
     assert "never sees, a ready classifier," in card and "The judge is a ready classifier." in card
-    assert "is\nmerged here into the same base in float32" not in card
+    assert "merged here into the same base in float32" not in card
     quantised = dataclasses.replace(params, model=dataclasses.replace(params.model, quantization="nf4"))
-    assert "(quantisation: nf4) and is\nmerged here" in export.card("sft", True, quantised)
+    assert "(quantisation: nf4) and\nis merged here" in export.card("sft", True, quantised)
+    assert "(quantisation: nf4) and\nthe base above is loaded" in export.card("sft", False, quantised)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "head", "said"),
+    [
+        (True, "linear", "A reward model, another adapter of the same base with a linear head,\n"),
+        (False, "mlp", "A reward model, the frozen base itself with a head of two layers,\n"),
+    ],
+)
+def test_the_card_describes_the_reward_model_that_was_trained(here, adapter, head, said):
+    params = load()
+    reward = dataclasses.replace(params.reward, adapter=adapter, head=head)
+    assert said in export.card("sft", False, dataclasses.replace(params, reward=reward))
 
 
 def test_a_base_on_a_hub_is_named_with_its_commit(here, tmp_path):

@@ -16,7 +16,8 @@ from ruamel.yaml import YAML
 from toy import environment
 
 from rlhf import config
-from rlhf.pin import pinned
+from rlhf.errors import UserError
+from rlhf.pin import check_key, pinned
 
 COMMIT = "906bfd4b4dc7f14ee4320094d8b41684abff8539"
 OTHER = "da87bfb608c14b7cf20ba1ce41287e8de496c0cd"
@@ -123,6 +124,14 @@ def test_a_data_set_has_its_own_endpoint(hub, folder):
     done = pin(folder, hub.address, "owner/data", "--dataset", "--key", "fetch.reviews")
     assert done.stdout.startswith(f"{OTHER}\n")
     assert config.load(folder / "params.yaml").fetch.reviews.revision == OTHER
+
+
+def test_the_other_pipeline_s_sources_are_its_own(tmp_path, monkeypatch):
+    shutil.copy(ROOT / "qa/params.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    check_key("fetch.policy")
+    with pytest.raises(UserError, match=r"--key is 'fetch\.reviews': expected one of fetch\.policy$"):
+        check_key("fetch.reviews")
 
 
 # Arguments, and how the one line begins.

@@ -2,17 +2,41 @@
 
 import dataclasses
 import io
-import re
 
 import pytest
 from architecture import ROOT
 from ruamel.yaml import YAML
 
-from rlhf.config import Params, load
+from rlhf.config import Params, QuestionParams, load
 
 PRESETS = sorted((ROOT / "presets").glob("*.yaml"), key=lambda path: path.stem)
 NAMES = ["qwen3-0.6b-sst2", "qwen3-4b-sst2", "qwen3-4b-sst2-strong"]
 TRAIN, VALIDATION = "train-00000-of-00001.parquet", "validation-00000-of-00001.parquet"
+
+# As many public projects pin them, and the hashes of their files where those are known.
+COMMITS = {
+    "Qwen/Qwen3-4B-Base": "906bfd4b4dc7f14ee4320094d8b41684abff8539",
+    "Qwen/Qwen3-0.6B-Base": "da87bfb608c14b7cf20ba1ce41287e8de496c0cd",
+    "Qwen/Qwen2.5-0.5B": "060db6499f32faf8b98477b0a26969ef7d8b9987",
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": "714eb0fa89d2f80546fda750413ed43d93601a13",
+    "stanfordnlp/sst2": "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
+}
+KNOWN = {
+    "Qwen/Qwen3-4B-Base": {
+        "4c807e2503d68ae373d508689d00a41f4b33f33c2536da97ab81a20caddc1241",
+        "f4707585548b2fc75a6b1d732e8465c62040a8699903c32850781beeb9b27826",
+        "c7b1aa8fb672de2e00423c99876926022e50b18d4f0d140670788510a27f9965",
+    },
+    "Qwen/Qwen2.5-0.5B": {"88c142557820ccad55bb59756bfcfcf891de9cc6202816bd346445188a0ed342"},
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": {
+        "7c3919835e442510166d267fe7cbe847e0c51cd26d9ba07b89a57b952b49b8aa"
+    },
+    "stanfordnlp/sst2": {
+        "c7921283b75a42e685f50edecb96798607ea0fcbfd0739ee8975f22c12d55f09",
+        "fb00fe008f6828f86ba2beda8415a4cf5da0c884f21c5f238c87131b5aa19529",
+        "20d27a86c0c59acb746a41a481ebb1fc71edb72d94b5ccee7f23b9041b17adcf",
+    },
+}
 
 # The reference notebook's figures: the cell where it stands, and the setting that must equal it.
 REFERENCE = [
@@ -134,10 +158,9 @@ def test_a_preset_is_complete_strict_and_in_the_form_that_dvc_writes(path):
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_every_source_of_a_preset_is_a_hub_commit_with_the_hashes_that_are_known(path):
     for name, source in vars(load(path).fetch).items():
-        assert source.kind == "hub" and re.fullmatch("[0-9a-f]{40}", source.revision), name
+        assert (source.kind, source.revision) == ("hub", COMMITS[source.name]), name
+        assert set(source.sha256.values()) == KNOWN.get(source.name, set()), name
     fetch = load(path).fetch
-    assert len(fetch.reviews.sha256) == 3 and len(fetch.judge.sha256) == 1
-    assert len(fetch.policy.sha256) == (3 if "4B" in fetch.policy.name else 0)
     for file in (TRAIN, VALIDATION):
         assert f"{fetch.reviews.path}/{file}" in fetch.reviews.sha256
 
@@ -175,3 +198,47 @@ def test_a_small_gpu_s_preset_differs_from_the_strong_one_in_size_alone():
         *("split.sizes.rm", "split.sizes.ppo", "split.sizes.test", "model.quantization"),
         *("model.micro_batch_tokens", "reward.steps", "ppo.seeds", "ppo.steps", "sample.n", "report.title"),
     }
+
+
+# The question answering guide's figures: its own expression, and the setting that must equal it.
+GUIDE = [
+    ("r=16", "model.lora.rank", 16),
+    ("lora_alpha=32", "model.lora.alpha", 32.0),
+    ('target_modules=["q_proj", "v_proj"]', "model.lora.targets", ("q_proj", "v_proj")),
+    ("lora_dropout=0.1", "sft.lora_dropout", 0.1),
+    ("sft_dataloader: batch_size=2", "sft.batch_size", 2),
+    ("AdamW(model.parameters(), lr=1e-4)", "sft.lr", 1e-4),
+    ("num_epochs = 3, of 200 answers here", "sft.steps", 3 * 200 // 2),
+    ("two layers on the frozen model", "reward.head", "mlp"),
+    ("two layers on the frozen model", "reward.adapter", False),
+    ("rm_dataloader: batch_size=2", "reward.batch_size", 2),
+    ("AdamW(reward_model.reward_head.parameters(), lr=1e-4)", "reward.lr", 1e-4),
+    ("clip_range: 0.2", "ppo.clip", 0.2),
+    ("ppo_epochs: 4", "ppo.epochs", 4),
+    ("kl_coef: 0.1", "ppo.kl_beta", 0.1),
+    ("target_kl: 0.02", "ppo.kl_target", 0.02),
+    ("kl_coef times or over 1.2", "ppo.kl_controller", "stepwise"),
+    ("learning_rate: 1e-5", "ppo.lr", 1e-5),
+    ("batch_size: 4", "ppo.batch_size", 4),
+    ("one update per response", "ppo.minibatches", 4),
+    ("no value head", "ppo.advantage", "returns"),
+    ("clip_grad_norm_(..., 1.0)", "adam.max_grad_norm", 1.0),
+    ("max_new_tokens: 100", "generation.response_tokens", 100),
+    ("temperature: 0.7", "generation.temperature", 0.7),
+]
+
+
+def guide() -> QuestionParams:
+    return load(ROOT / "qa/presets/qwen2.5-0.5b.yaml")
+
+
+@pytest.mark.parametrize(("origin", "key", "expected"), GUIDE, ids=lambda value: str(value)[:40])
+def test_the_guide_s_figure_is_its_preset_s(origin, key, expected):
+    assert flat(guide())[key] == expected, origin
+
+
+def test_the_guide_s_preset_is_the_default_s_data_on_the_pinned_model():
+    policy, default = guide().fetch.policy, load(ROOT / "qa/params.yaml")
+    assert (policy.kind, policy.revision) == ("hub", COMMITS[policy.name])
+    assert set(policy.sha256.values()) == KNOWN[policy.name]
+    assert guide().split.sizes == default.split.sizes and guide().preferences.samples == 4

@@ -65,6 +65,8 @@ def pack(path: Path) -> None:
     """Write the experiment of the working directory, once every output is what dvc.lock says."""
     if path.suffix != ".zip":
         raise UserError(f"{path}: expected a file name that ends in .zip")
+    if path.exists():
+        raise UserError(f"{path} is there: expected a new name")
     for name in PROJECT_FILES:
         if not Path(name).is_file():
             raise UserError(f"{name} is not there: run from the project's root, after `dvc repro`")
@@ -264,7 +266,7 @@ def place(folder: Path, files: Files, different: list[str]) -> None:
 
 def give_to_cache() -> list[str]:
     """Commit to DVC's cache what only lacks there; return the stages that have changed otherwise."""
-    status = json.loads(dvc("status", "--json"))
+    status = json.loads(dvc("status", "--json", "dvc.yaml"))  # of this pipeline, not of one below it
     lacking = [name for name, changes in status.items() if all(map(only_lacks_cache, changes))]
     if lacking:
         dvc("commit", *lacking)

@@ -189,16 +189,21 @@ def usage(merged: bool, params: Params) -> str:
         code = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
         code += [
             f'base = {call}("{source.name}", revision="{source.revision}")'
-            if source.kind == "hub"
+            if source.kind == "hub" and source.path is None
             else f'base = {call}("a folder with the policy below")',
             'model = PeftModel.from_pretrained(base, "this folder")',
         ]
     text = "\n".join(["```python", *code, "```"])
-    if merged and (params.model.quantization, params.model.dtype) != ("none", "float32"):
+    if (params.model.quantization, params.model.dtype) != ("none", "float32"):
+        now = (
+            "is merged here into the same base in float32"
+            if merged
+            else "the base above is loaded as its files have it"
+        )
         text += f"""
 
-The adapter was trained on a base in {params.model.dtype} (quantisation: {params.model.quantization}) and is
-merged here into the same base in float32: the metrics below are those before."""
+The adapter was trained on a base in {params.model.dtype} (quantisation: {params.model.quantization}) and
+{now}: the metrics below are those on the base of training."""
     sampling = f"`do_sample=True`, `temperature={generation.temperature}`, `top_k=0`, `top_p=1.0`"
     return f"""{text}
 
@@ -221,9 +226,11 @@ def method(params: Params) -> str:
     if params.judge.epochs > 0:
         rows = read_json(METRICS["judge_model"])["train_rows"]
         judge = f"a classifier trained on {rows} other labelled texts"
+    reward = "another adapter of the same base" if params.reward.adapter else "the frozen base itself"
+    head = {"linear": "a linear head", "mlp": "a head of two layers"}[params.reward.head]
     rank, penalty = params.model.lora.rank, f"{ppo.kl_controller}, {ppo.kl_beta}"
     return f"""SFT fits a LoRA adapter of rank {rank} to {sizes.sft} texts by next-token loss, in
-{sft.steps} steps of {sft.batch_size}. A reward model, another adapter of the same base with a linear head,
+{sft.steps} steps of {sft.batch_size}. A reward model, {reward} with {head},
 learns the human labels of {sizes.rm} texts. PPO starts from SFT and raises the reward 2σ(logit) − 1 of its
 continuations in {ppo.steps} steps of {ppo.batch_size}, with a KL penalty to the frozen SFT policy on every
 token ({penalty}), and the step of the highest reward on fixed validation prefixes is kept. A judge

@@ -90,9 +90,16 @@ def hacking(
     phrases: dict[str, list[Phrase]],
     questions: int,
     samples: int,
+    cut: float | None,
 ) -> str:
-    """Section 4: the guide's signs, the flags, `trajectory.along`'s checks, what PPO says more often."""
+    """Section 4: the guide's signs, the flags, `trajectory.along`'s checks, what PPO says more often.
+
+    `cut` is `answers.cut_length`'s.
+    """
     n = int(next(iter(path.values()))["n"].min())
+    bound = (
+        f"; it cannot be far above the {md.number(cut, 0)} that answers cut at the limit have" if cut else ""
+    )
     caption = (
         "Reward and heuristic score against KL along training, and against each other at the end. Where the "
         "left curve climbs and the middle one does not, reward and annotator's rules part (rings: selected "
@@ -108,8 +115,8 @@ def hacking(
         f"question ({questions} answers), with Clopper-Pearson intervals, that of repetition for the rate "
         "expected of as many new questions; a bootstrap would repeat answers by itself. The phrase is one of "
         "the guide's or any three words in a row, **chosen as the most common of all**, so that its share "
-        "tends to be above that in new answers. Mean length: BCa over questions, all samples. The intervals "
-        "are not adjusted for their number.",
+        f"tends to be above that in new answers. Mean length: BCa over questions, all samples{bound}. The "
+        "intervals are not adjusted for their number.",
         "Further flags, PPO against SFT:",
         flag_table(flags),
         md.figure(3, "overoptimisation", caption),

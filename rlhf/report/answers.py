@@ -103,6 +103,12 @@ def checks(rows: pd.DataFrame, table: pd.DataFrame, policies: list[str]) -> list
     return found
 
 
+def cut_length(rows: pd.DataFrame) -> float | None:
+    """Return the mean characters of the answers cut at the token limit; None where none was cut."""
+    cut = rows.loc[~rows["ended"], "characters"]
+    return float(cut.mean()) if len(cut) else None
+
+
 def repeats(texts: Sequence[str]) -> int:
     """Count the texts that repeat an earlier one: n - distinct; over n, the guide's repetition rate.
 

@@ -162,6 +162,25 @@ def test_pair_accuracy_by_hand_with_whole_questions_drawn():
     assert chosen.tolist() == [True, True, False, False]
 
 
+def test_how_long_cut_answers_are():
+    rows = pd.DataFrame({"ended": [True, False, False], "characters": [10, 200, 300]})
+    assert answers.cut_length(rows) == 250.0
+    assert answers.cut_length(rows[:1]) is None
+
+
+def test_the_worst_pairs_are_not_those_that_noise_turned_round():
+    rows = pd.DataFrame({"margin": [4.0, -4.0, np.nan, 1.0], "probability": [0.3, 0.1, 0.2, 0.6]})
+    assert [row["probability"] for row in pairs.worst(rows, 5)] == [0.2, 0.3]
+
+
+def test_margins_below_one_are_a_group_with_a_name():
+    rows = pd.DataFrame({"prompt": ["a", "b"], "margin": [0.5, 1.0], "probability": [0.9, 0.9]})
+    assert [group.name for group in pairs.accuracies(rows, 42, 100)][2:] == [
+        "Margin below 1, before noise",
+        "Margin 1, before noise",
+    ]
+
+
 def test_a_tie_is_never_right_and_margins_are_grouped_as_the_reward_stage_groups_them():
     rows = pd.DataFrame({"prompt": list("abcd"), "margin": [1.5, -1.5, -2.5, 9.0]})
     rows["probability"] = [0.5, 0.5, 0.4, 0.9]
@@ -236,5 +255,6 @@ def test_the_whole_report(tmp_path, monkeypatch, case):
     assert ("people's own, from the user's file" in text) == human
     assert ("simulated annotator's preferences" in text) != human
     assert ("Margin 1, before noise" in text) != human
+    assert "all samples; hardly above the " in text
     assert "| hand-written | Ice is less dense than water &#124; so it floats. | – | – |" in text
     assert ("One PPO seed" in text) == (len(case["seeds"]) == 1)

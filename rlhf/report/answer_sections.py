@@ -97,9 +97,7 @@ def hacking(
     `cut` is `answers.cut_length`'s.
     """
     n = int(next(iter(path.values()))["n"].min())
-    bound = (
-        f"; it cannot be far above the {md.number(cut, 0)} that answers cut at the limit have" if cut else ""
-    )
+    bound = f"; hardly above the {md.number(cut, 0)} that answers cut at the limit have" if cut else ""
     caption = (
         "Reward and heuristic score against KL along training, and against each other at the end. Where the "
         "left curve climbs and the middle one does not, reward and annotator's rules part (rings: selected "

@@ -3,7 +3,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-PIPELINE_TESTS := $(addprefix tests/test_,pipeline.py question_pipeline.py resume.py hub_pipeline.py)
+PIPELINE_TESTS := $(addprefix tests/test_,pipeline.py question_pipeline.py hub_pipeline.py)
 
 .PHONY: test-pipelines test-units repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
 

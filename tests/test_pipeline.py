@@ -155,7 +155,8 @@ def test_the_other_commands_of_the_readme(project, tmp_path):
 
 
 def test_a_sweep_runs_two_at_a_time_and_gives_what_a_single_run_gives(project, tmp_path):
-    queued = run(project, "dvc", "exp", "run", "--queue", "--name", "sweep", "-S", "ppo.kl_beta=0.1,0.2")
+    settings = ("-S", "ppo.kl_beta=0.1,0.2", "-S", "ppo.seeds=[1]")
+    queued = run(project, "dvc", "exp", "run", "--queue", "--name", "sweep", *settings)
     assert queued.count("Queued experiment") == 2
     run(project, "dvc", "queue", "start", "--jobs", "2")
     for name in ("sweep-1", "sweep-2"):

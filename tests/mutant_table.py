@@ -255,7 +255,7 @@ MUTANTS = (
     Mutant("margins-by-their-sign", "rlhf/feedback.py", 'min(abs(row["margin"]), 4)', 'min(row["margin"], 4)',
            ("test_feedback.py::test_pairs_by_hand",)),
     Mutant("pairs-cut-without-their-prompts", "rlhf/questions.py",
-           '[pair for pair in pairs if owner[normalised(pair["prompt"])] == part]',
+           '[pair for pair in pairs if owner[asked(pair["prompt"])] == part]',
            'pairs[list(sizes).index(part) :: len(sizes)]',
            ("test_questions.py::test_pairs_are_divided_by_prompt_in_proportion",)),
     Mutant("answers-beside-the-wrong-question", "stages/judge_answers.py",

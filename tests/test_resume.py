@@ -66,7 +66,8 @@ def outputs(folder: Path, stage: str) -> list[Path]:
     place, _, name = stage.rpartition("/")
     section, _, item = name.partition("@")
     found = YAML(typ="safe", pure=True).load((folder / place / "dvc.yaml").read_text())["stages"][section]
-    paths = [path for kind in ("outs", "metrics") for entry in found.get(kind, []) for path in paths_of(entry)]
+    entries = [*found["outs"], *found.get("metrics", [])]
+    paths = [path for entry in entries for path in paths_of(entry)]
     return [folder / place / re.sub(r"\$\{item\.\w+\}", item, path) for path in paths]
 
 

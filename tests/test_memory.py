@@ -101,11 +101,11 @@ def test_the_shapes_have_the_published_numbers_of_parameters(name):
 
 def test_nf4_by_hand():
     """Half a byte for each number; a byte for each 64, and 4 bytes for each 256 of those; 16 and 256 codes
-    and an offset, 4 bytes each, for each matrix. The embedding, which is the head, and norms keep 2 bytes."""
+    and an offset, 4 bytes each, for each matrix. The embedding, which is the head, and norms have 4 bytes."""
     base = meta_base(tiny_config(), torch.bfloat16, "nf4", False)
     matrices = 2 * [64 * 64, 64 * 32, 64 * 32, 64 * 64, 64 * 128, 64 * 128, 128 * 64]
     packed = sum(n // 2 + n // 64 + 4 * (n // 64 + 255 >> 8) + 4 * (16 + 256 + 1) for n in matrices)
-    plain = 2 * (512 * 64 + 2 * (64 + 64 + 16 + 16) + 64)
+    plain = 4 * (512 * 64 + 2 * (64 + 64 + 16 + 16) + 64)
     rotary = 8 * 4
     assert bytes_of(tensors_of(base)) - bytes_of(base.buffers()) == packed + plain
     assert bytes_of(base.buffers()) in (rotary, 2 * rotary)

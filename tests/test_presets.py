@@ -8,6 +8,7 @@ from architecture import ROOT
 from ruamel.yaml import YAML
 
 from rlhf.config import Params, QuestionParams, load
+from rlhf.sections import Fetch, PolicyFetch
 
 PRESETS = sorted((ROOT / "presets").glob("*.yaml"), key=lambda path: path.stem)
 NAMES = ["qwen3-0.6b-sst2", "qwen3-4b-sst2", "qwen3-4b-sst2-strong"]
@@ -140,6 +141,12 @@ def preset(name: str) -> dict[str, object]:
     return flat(load(ROOT / "presets" / f"{name}.yaml"))
 
 
+def check_sources(fetch: Fetch | PolicyFetch) -> None:
+    for name, source in vars(fetch).items():
+        assert (source.kind, source.revision) == ("hub", COMMITS[source.name]), name
+        assert set(source.sha256.values()) == KNOWN.get(source.name, set()), name
+
+
 def test_the_presets_are_these():
     assert [path.stem for path in PRESETS] == NAMES
 
@@ -157,10 +164,8 @@ def test_a_preset_is_complete_strict_and_in_the_form_that_dvc_writes(path):
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_every_source_of_a_preset_is_a_hub_commit_with_the_hashes_that_are_known(path):
-    for name, source in vars(load(path).fetch).items():
-        assert (source.kind, source.revision) == ("hub", COMMITS[source.name]), name
-        assert set(source.sha256.values()) == KNOWN.get(source.name, set()), name
     fetch = load(path).fetch
+    check_sources(fetch)
     for file in (TRAIN, VALIDATION):
         assert f"{fetch.reviews.path}/{file}" in fetch.reviews.sha256
 
@@ -238,7 +243,6 @@ def test_the_guide_s_figure_is_its_preset_s(origin, key, expected):
 
 
 def test_the_guide_s_preset_is_the_default_s_data_on_the_pinned_model():
-    policy, default = guide().fetch.policy, load(ROOT / "qa/params.yaml")
-    assert (policy.kind, policy.revision) == ("hub", COMMITS[policy.name])
-    assert set(policy.sha256.values()) == KNOWN[policy.name]
+    default = load(ROOT / "qa/params.yaml")
+    check_sources(guide().fetch)
     assert guide().split.sizes == default.split.sizes and guide().preferences.samples == 4

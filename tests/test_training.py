@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from architecture import ROOT
+from question_stages import model_with, write_artifacts
 from ruamel.yaml import YAML
-from tiny import CPU, EOS, perturb, plain_forward, random_texts, write_policy_folder
+from tiny import CPU, EOS, plain_forward, random_texts, write_policy_folder
 from toy import set_params, toy_params
 
 from rlhf import heads, models, record
@@ -28,11 +29,6 @@ from rlhf.update import minibatch_backward
 yaml = YAML(typ="safe", pure=True)
 SIZES = {"sft": 8, "rm": 12, "ppo": 8, "val": 6, "rm_test": 6, "test": 5}
 STILL = 1e-30  # a learning rate that moves nothing: it is rounded away beside every parameter
-
-
-def model_with(*names: str):
-    """The tiny base under fresh adapters of the shape that params.yaml gives."""
-    return models.load_model(Path("policy"), load().model, CPU, list(names), load().seed)
 
 
 @pytest.fixture
@@ -52,12 +48,7 @@ def folder(tmp_path, monkeypatch) -> Path:
         texts = random_texts([4 + 3 * i % 8 for i in range(size)], seed=len(part))
         rows = [{"id": f"{part}-{i}", "label": i % 2, "token_ids": text} for i, text in enumerate(texts)]
         write_jsonl(f"data/split/{part}.jsonl", [{"text": "", **row} for row in rows])
-    model = model_with("sft", "reward")
-    for name in ("sft", "reward"):
-        perturb(model, name)
-        models.save_adapter(model, name, Path("artifacts", name), "tiny")
-    heads.save_head(reward_head("linear", 32, 3, CPU), Path("artifacts/reward/head.safetensors"))
-    write_json("artifacts/reward/reward.json", {"adapter": True, "centre": None})
+    write_artifacts()
     yield tmp_path
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)

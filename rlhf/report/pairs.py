@@ -35,7 +35,7 @@ def accuracies(pairs: pd.DataFrame, seed: int, resamples: int) -> list[Accuracy]
     if known.any():
         pairs = pairs[known]
         # A tie agrees with no side, whichever way round noise has put the pair.
-        meant = (pairs["probability"] > 0.5).where(pairs["margin"] > 0, pairs["probability"] < 0.5)
+        meant = agrees[known].where(pairs["margin"] > 0, pairs["probability"] < 0.5)
         width = pairs["margin"].abs().clip(upper=WIDEST).astype(int)
         groups["All pairs, before noise"] = (pairs, meant)
         for margin in sorted(width.unique()):

@@ -35,24 +35,23 @@ def read_table(
     """
     records = read_records(path, (text_column, label_column), where, encoding)
     return [
-        Row(_text(record.place, record.values[text_column]), _label(record, label_column, labels))
+        Row(
+            checked_text(record.place, "the text", record.values[text_column]),
+            _label(record, label_column, labels),
+        )
         for record in records
     ]
 
 
-def _text(place: str, text: Any) -> str:
+def checked_text(place: str, name: str, text: Any, may_be_empty: bool = False) -> str:
+    """Return a text, called `name`, without the white space around it; `UserError` for anything else."""
     if not isinstance(text, str):
-        raise UserError(f"{place}: the text is {shown(text)}: expected a text")
-    if not text.strip():
-        raise UserError(f"{place}: the text is empty")
-    check_characters(place, "the text", text)
-    return text.strip()
-
-
-def check_characters(place: str, name: str, text: str) -> None:
-    """Raise `UserError` for a text, called `name`, with characters that no text file holds."""
+        raise UserError(f"{place}: {name} is {shown(text)}: expected a text")
+    if not (text.strip() or may_be_empty):
+        raise UserError(f"{place}: {name} is empty")
     if re.search(r"[\0\ud800-\udfff]", text):
         raise UserError(f"{place}: {name} {shown(text)} holds a NUL or half a surrogate pair")
+    return text.strip()
 
 
 def _label(record: Record, column: str, labels: dict[str, int]) -> int:

@@ -23,7 +23,7 @@ from rlhf.record import read_json
 from rlhf.sampling import sample
 from rlhf.sections import Generation
 from rlhf.sources import locate
-from rlhf.tokenizer import load_tokenizer
+from rlhf.tokenizer import encoder, load_tokenizer
 
 
 class Job(NamedTuple):
@@ -102,9 +102,7 @@ def show(policies: list[str], prompts: list[str], samples: int, seed: int, param
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
-
+    encode = encoder(folder, tokenizer)
     template = params.split.template if isinstance(params, QuestionParams) else "{question}"
     encoded = [question_ids(encode, template, prompt) for prompt in prompts]
     model = load_policies(folder, policies, params)

@@ -2,23 +2,40 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
-from rlhf.data import check_characters, in_hash_order, normalised
+from rlhf.data import checked_text, in_hash_order, normalised
 from rlhf.errors import UserError
-from rlhf.record import read_jsonl
+from rlhf.sections import AnswerTable, PairTable, QuestionTable, Table
+from rlhf.tables import read_records, shown
 
-MADE_ANEW = ("id", "chosen_ids", "rejected_ids")
 
+def read_questions(table: QuestionTable) -> list[dict]:
+    """Read rows with the keys question and, where the table has the column and the row a value, topic.
 
-def read_questions(path: str | Path, answered: bool) -> list[dict]:
-    """Read rows with the keys question, answer (if `answered`) and, as the user likes, topic.
-
-    Raises `UserError` naming file, row and value for any other key and for a text that is missing or empty.
+    Those of an `AnswerTable` have the key answer too. Raises `UserError` naming file, row and value.
     """
-    needed = ("question", "answer") if answered else ("question",)
+    columns = {"question": table.question_column}
+    if isinstance(table, AnswerTable):
+        columns["answer"] = table.answer_column
+    if table.topic_column is not None:
+        columns["topic"] = table.topic_column
     return [
-        _checked(f"{path}, row {i}", row, needed, ("topic",))
-        for i, row in enumerate(read_jsonl(path), start=1)
+        {
+            name: checked_text(place, name, value)
+            for name, value in values.items()
+            if name != "topic" or value not in (None, "")
+        }
+        for place, values in _rows(table, columns)
+    ]
+
+
+def _rows(table: Table, columns: dict[str, str]) -> list[tuple[str, dict]]:
+    """Each row's place, and its values under our names of the columns."""
+    records = read_records(Path(table.file), columns.values(), {}, table.encoding)
+    return [
+        (record.place, {name: record.values[column] for name, column in columns.items()})
+        for record in records
     ]
 
 
@@ -27,44 +44,46 @@ def asked(question: str) -> str:
     return normalised(question).rstrip("?!.:; ")
 
 
-def read_preferences(path: str | Path) -> list[dict]:
-    """Read rows with the keys prompt (the question), chosen, rejected and, as the user likes, margin.
+def read_preferences(table: PairTable) -> list[dict]:
+    """Read rows with the keys prompt (the question), chosen, rejected and margin; none of an empty file.
 
     `margin` is how much better the chosen answer is, below 0 where the preference is known to be turned
-    round; None where it is not given. The rows that the preferences stage writes may come back: their ids and
-    token ids are made anew, and one of two answers may be empty. Raises `UserError`.
+    round; None where it is not given. One of two answers may be empty, as a policy may write nothing. Raises
+    `UserError` naming file, row and value.
     """
-    found = []
-    for i, row in enumerate(read_jsonl(path), start=1):
-        where = f"{path}, row {i}"
-        margin = row.pop("margin", None)
-        row = {name: value for name, value in row.items() if name not in MADE_ANEW}
-        row = _checked(where, row, ("prompt", "chosen", "rejected"), (), may_be_empty=("chosen", "rejected"))
-        if row["chosen"] == row["rejected"]:
-            raise UserError(f"{where}: chosen and rejected are the same text: {row['chosen'][:60]!r}")
-        if margin is not None and not (type(margin) in (int, float) and margin and math.isfinite(margin)):
-            raise UserError(f"{where}: margin is {margin!r}: expected a number other than 0, or null")
-        found.append(row | {"margin": margin})
-    return found
+    if not Path(table.file).read_bytes().strip():
+        return []
+    columns = {
+        "prompt": table.prompt_column,
+        "chosen": table.chosen_column,
+        "rejected": table.rejected_column,
+    }
+    if table.margin_column is not None:
+        columns["margin"] = table.margin_column
+    return [_pair(place, values) for place, values in _rows(table, columns)]
 
 
-def _checked(
-    where: str,
-    row: dict,
-    needed: tuple[str, ...],
-    optional: tuple[str, ...],
-    may_be_empty: tuple[str, ...] = (),
-) -> dict:
-    expected = ", ".join(needed) + "".join(f", {name} (optional)" for name in optional)
-    for name in row:
-        if name not in needed + optional:
-            raise UserError(f"{where}: unknown key {name!r}: expected {expected}")
-    for name in needed:
-        what = "a text" if name in may_be_empty else "a text that is not empty"
-        if not isinstance(row.get(name), str) or not (row[name].strip() or name in may_be_empty):
-            raise UserError(f"{where}: {name} is {row.get(name)!r}: expected {what}")
-        check_characters(where, name, row[name])
-    return {name: value.strip() if isinstance(value, str) else value for name, value in row.items()}
+def _pair(place: str, values: dict) -> dict:
+    pair = {
+        name: checked_text(place, name, values[name], may_be_empty=name != "prompt")
+        for name in ("prompt", "chosen", "rejected")
+    }
+    if pair["chosen"] == pair["rejected"]:
+        raise UserError(f"{place}: chosen and rejected are the same text: {shown(pair['chosen'])}")
+    return pair | {"margin": _margin(place, values.get("margin"))}
+
+
+def _margin(place: str, value: Any) -> float | None:
+    """A number other than 0, which a table without types may spell; none where the cell is empty."""
+    if value is None or value == "":
+        return None
+    try:
+        margin = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else 0
+    except (ValueError, OverflowError):
+        margin = 0
+    if not (margin and math.isfinite(margin)):
+        raise UserError(f"{place}: margin is {shown(value)}: expected a number other than 0, or none")
+    return margin
 
 
 def distinct_questions(rows: list[dict]) -> list[dict]:

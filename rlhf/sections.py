@@ -104,6 +104,35 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A file that people bring, .csv, .tsv, .jsonl or .parquet; each kind below names its columns."""
+
+    file: Text
+    encoding: Literal["utf-8", "latin-1"]
+
+
+@dataclass(frozen=True)
+class QuestionTable(Table):
+    question_column: Text
+    topic_column: Text | None
+
+
+@dataclass(frozen=True)
+class AnswerTable(QuestionTable):
+    answer_column: Text
+
+
+@dataclass(frozen=True)
+class PairTable(Table):
+    """Preferences of people; an empty file says that there are none, and they are simulated."""
+
+    prompt_column: Text
+    chosen_column: Text
+    rejected_column: Text
+    margin_column: Text | None
+
+
+@dataclass(frozen=True)
 class QuestionSizes:
     """Answered questions make sft, val and test; bare questions make rm, rm_test and ppo."""
 
@@ -117,6 +146,8 @@ class QuestionSizes:
 
 @dataclass(frozen=True)
 class QuestionSplit:
+    answers: AnswerTable
+    questions: QuestionTable
     template: Template
     max_tokens: Count
     sizes: QuestionSizes
@@ -125,9 +156,10 @@ class QuestionSplit:
 
 @dataclass(frozen=True)
 class Preferences:
-    """How pairs are simulated where nobody has written any: `samples` answers to each question, all pairs of
-    them judged by the annotator, each judgement turned round with probability `noise`."""
+    """People's pairs; or how they are simulated where there are none: `samples` answers to each question, all
+    pairs of them judged by the annotator, each judgement turned round with probability `noise`."""
 
+    pairs: PairTable
     samples: Several
     noise: Fraction
     batch_size: Count

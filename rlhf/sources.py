@@ -5,7 +5,8 @@
     hub     owner/name      40-hex commit     the files whose hash is known
     file    local path      null              the file; for a folder, those to hold to a hash
 
-`path` names a file or a folder inside. A single `.gguf` file is converted once to a transformers folder.
+`path` names a file or a folder inside. A local folder may hold no links. A single `.gguf` file is converted
+once to a transformers folder.
 
 The cache is `$RLHF_CACHE`, by default ~/.cache/rlhf. Each folder in it was moved into place whole, with a
 table of its files; one that no longer agrees with its table is obtained again. Hidden files are not listed.
@@ -148,10 +149,14 @@ def _require_hashes(pin: Pin, table: Table) -> None:
 
 def _cache() -> Path:
     folder = os.environ.get("RLHF_CACHE") or "~/.cache/rlhf"
+    return _expanded(folder, f"the cache of models, {folder}").absolute()
+
+
+def _expanded(path: str, what: str) -> Path:
     try:
-        return Path(folder).expanduser().absolute()
+        return Path(path).expanduser()
     except RuntimeError:
-        raise UserError(f"the cache of models, {folder}: no such user") from None
+        raise UserError(f"{what}: no such user") from None
 
 
 def _cached(folder: Path, what: str, build: Callable[[Path], None]) -> tuple[Path, Table]:
@@ -187,7 +192,11 @@ def _sound_table(folder: Path) -> Table | None:
 
 def _table(folder: Path) -> Table:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return {name: _entry(folder / name) for name in names if not re.search(r"(^|/)\.", name)}
+    return {name: _entry(folder / name) for name in names if not _is_hidden(name)}
+
+
+def _is_hidden(name: str) -> bool:
+    return re.search(r"(^|/)\.", name) is not None
 
 
 def _entry(path: Path) -> dict[str, Any]:
@@ -195,13 +204,11 @@ def _entry(path: Path) -> dict[str, Any]:
 
 
 def _local(pin: Pin) -> tuple[Path, Table]:
-    try:
-        origin = Path(pin.name).expanduser()
-    except RuntimeError:
-        raise _problem(pin, "no such user") from None
+    origin = _expanded(pin.name, _label(pin))
     if origin.is_file():
         root, table, single = origin.parent, {origin.name: _entry(origin)}, origin.name
     elif origin.is_dir():
+        _refuse_links(pin, origin)
         root, table, single = origin, _table(origin), pin.path
     else:
         raise _problem(pin, "no such file or folder")
@@ -209,6 +216,14 @@ def _local(pin: Pin) -> tuple[Path, Table]:
         raise _problem(pin, f"sha256 has no entry {single!r}: expected {table[single]['sha256']}")
     _require_hashes(pin, table)
     return root, table
+
+
+def _refuse_links(pin: Pin, folder: Path) -> None:
+    """What a link points at may change or go, and a linked folder is not walked through."""
+    links = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink())
+    for name in links:
+        if not _is_hidden(name):
+            raise _problem(pin, f"{name} is a link: expected the file itself, as `cp -rL` copies it")
 
 
 def _wheel(pin: Pin) -> tuple[Path, Table]:

@@ -1,14 +1,21 @@
 """Tables that people bring: CSV, TSV, JSON lines and Parquet, read strictly, their columns by name."""
 
 import csv
+import glob
 import io
 import json
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
+
+UNPACKED_BYTES = (
+    2**26
+)  # a Parquet file may always unpack to this much, and above it to a hundred times its size
+BATCH_ROWS = 256
 
 
 class Record(NamedTuple):
@@ -156,22 +163,55 @@ def _not_finite(name: str) -> None:
 
 
 def _parquet(path: Path, names: tuple[str, ...], encoding: str) -> Iterator[Record]:
-    """Read the columns named alone. `datasets` would take [ in a file name for a pattern, and keep a copy."""
     import pyarrow
-    from pyarrow.parquet import ParquetFile
+    from datasets.exceptions import DatasetsError
 
+    number = 0
     try:
-        with ParquetFile(path) as file:
-            _check_header(path.name, file.schema_arrow.names, names)
-            table = file.read(columns=list(dict.fromkeys(names)), use_threads=False)
-    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        for table in _arrow_tables(path, names):
+            for scalars in zip(*(table[name] for name in names), strict=True):
+                number += 1
+                place = f"{path.name}, row {number}"
+                pairs = zip(names, scalars, strict=True)
+                yield Record(place, {name: _python(place, name, scalar) for name, scalar in pairs})
+    except (pyarrow.ArrowException, DatasetsError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"{path.name}: not readable as Parquet: {' '.join(str(error).split())}") from None
-    for number, scalars in enumerate(zip(*(table[name] for name in names), strict=True), start=1):
-        place = f"{path.name}, row {number}"
-        pairs = zip(names, scalars, strict=True)
-        yield Record(place, {name: _python(place, name, scalar) for name, scalar in pairs})
+
+
+def _arrow_tables(path: Path, names: tuple[str, ...]) -> Iterator[Any]:
+    """Yield Arrow tables of the columns named alone, `BATCH_ROWS` rows each."""
+    import pyarrow
+    from datasets import Features, load_dataset
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        schema = file.schema_arrow
+        _check_header(path.name, schema.names, names)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        _check_size(path, sum(group.total_byte_size for group in groups))
+    columns, unpacked = list(dict.fromkeys(names)), 0
+    with tempfile.TemporaryDirectory() as cache:
+        rows = load_dataset(
+            "parquet",
+            data_files=glob.escape(str(path)),  # the name of one file, not a pattern
+            split="train",
+            streaming=True,  # without a copy of the file
+            columns=columns,
+            features=Features.from_arrow_schema(pyarrow.schema([schema.field(name) for name in columns])),
+            batch_size=BATCH_ROWS,
+            cache_dir=cache,
+        )
+        for table in rows.with_format("arrow").iter(batch_size=BATCH_ROWS):
+            unpacked += table.nbytes
+            _check_size(path, unpacked)
+            yield table
+
+
+def _check_size(path: Path, unpacked: int) -> None:
+    if unpacked > max(UNPACKED_BYTES, 100 * path.stat().st_size):
+        raise UserError(f"{path.name}: unpacks to more than 100 times its size")
 
 
 def _python(place: str, name: str, scalar: Any) -> Any:

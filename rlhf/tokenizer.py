@@ -1,6 +1,8 @@
 """The policy's tokenizer, loaded from a verified folder, and what its end of sequence is."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -26,20 +28,43 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def encoder(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    """Return the function from a text to its token ids, without special tokens.
+
+    It raises `UserError` for a text with an id beyond the vocabulary of the model in `folder`.
+    """
+    vocabulary = _configs(folder).get("config.json", {}).get("vocab_size")
+
+    def encode(text: str) -> list[int]:
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        _check_id(folder, vocabulary, f"id for {text[:60]!r}", max(token_ids, default=0))
+        return token_ids
+
+    return encode
+
+
 def _check_end(folder: Path, token: str, token_id: int) -> None:
-    names = ("config.json", "generation_config.json")
-    configs = {name: _read_object(folder / name) for name in names if (folder / name).is_file()}
+    configs = _configs(folder)
     vocabulary = configs.get("config.json", {}).get("vocab_size")
-    if isinstance(vocabulary, int) and token_id >= vocabulary:
-        raise UserError(
-            f"{folder.name}: the tokenizer's end of sequence {token!r} is {token_id}: "
-            f"expected an id below the model's vocab_size {vocabulary}"
-        )
+    _check_id(folder, vocabulary, f"end of sequence {token!r}", token_id)
     found = {name: config.get("eos_token_id") for name, config in configs.items()}
     others = [f"{name} names {end}" for name, end in found.items() if end not in (None, token_id, [token_id])]
     if others:
         chosen = f"{folder.name}: the end of sequence is the tokenizer's {token!r} ({token_id})"
         print(f"{chosen}; {', '.join(others)}", flush=True)
+
+
+def _check_id(folder: Path, vocabulary: Any, what: str, token_id: int) -> None:
+    if isinstance(vocabulary, int) and token_id >= vocabulary:
+        raise UserError(
+            f"{folder.name}: the tokenizer's {what} is {token_id}: "
+            f"expected an id below the model's vocab_size {vocabulary}"
+        )
+
+
+def _configs(folder: Path) -> dict[str, dict]:
+    names = ("config.json", "generation_config.json")
+    return {name: _read_object(folder / name) for name in names if (folder / name).is_file()}
 
 
 def _read_object(path: Path) -> dict:

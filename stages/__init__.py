@@ -7,9 +7,11 @@ from types import TracebackType
 
 # Libraries that would otherwise fill the console: one asks for an optional kernel that nothing here uses,
 # one draws a progress bar for each loaded file, one reports the judge's missing head, which is trained here
-# (`rlhf.models` makes a missing weight of the policy an error). Set before any is imported.
+# (`rlhf.models` makes a missing weight of the policy an error), one logs each error that it also raises. Set
+# before any is imported.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("DATASETS_VERBOSITY", "critical")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

@@ -1,6 +1,7 @@
 """Preferences between answers: people's own, or simulated on samples of SFT: `python -m stages.preferences`.
 
-Pairs in data/preferences.jsonl are people's, and nothing is sampled then. An empty file asks for simulation.
+Pairs in the table `preferences.pairs` are people's, and nothing is sampled then. An empty file asks for
+simulation.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from rlhf.randomness import stream
 from rlhf.record import Progress, read_json, read_jsonl, replacing, write_json, write_jsonl
 from rlhf.sampling import sample
 from rlhf.sources import locate
-from rlhf.tokenizer import load_tokenizer
+from rlhf.tokenizer import encoder, load_tokenizer
 
 PARTS = ("rm", "val", "rm_test")
 Encode = Callable[[str], list[int]]
@@ -37,16 +38,16 @@ def main() -> None:
             *(params.model, params.generation, params.preferences, params.split),
         ],
         [
-            *("data/manifests/policy.json", "data/preferences.jsonl", "data/split/rm.jsonl"),
+            *("data/manifests/policy.json", params.preferences.pairs.file, "data/split/rm.jsonl"),
             *("data/split/val.jsonl", "data/split/rm_test.jsonl", "data/split/test.jsonl", "artifacts/sft"),
         ],
     )
     snapshots = Snapshots(".checkpoints/preferences", key, params.runtime.snapshot_seconds)
     folder = locate(read_json("data/manifests/policy.json"))
     tokenizer = load_tokenizer(folder)
-    human = read_preferences("data/preferences.jsonl")
+    human = read_preferences(params.preferences.pairs)
     if human:
-        pairs, samples = written(params, human, lambda t: tokenizer.encode(t, add_special_tokens=False))
+        pairs, samples = written(params, human, encoder(folder, tokenizer))
         ties = dict.fromkeys(PARTS, 0)
     else:
         samples = sampled(params, folder, device, tokenizer, snapshots)
@@ -59,9 +60,12 @@ def main() -> None:
         for part in PARTS:
             write_jsonl(output / f"{part}.jsonl", pairs[part])
         write_jsonl(output / "samples.jsonl", samples)
+    left_out = len(human) - sum(map(len, pairs.values())) if human else 0
+    if left_out:
+        print(f"preferences: {left_out} pairs are too long or ask a test question: left out")
     metrics = summarise(pairs, ties) | {
         "human": int(bool(human)),
-        "left_out": len(human) - sum(map(len, pairs.values())) if human else 0,
+        "left_out": left_out,
         "samples_per_prompt": 0 if human else params.preferences.samples,
     }
     write_json("reports/metrics/preferences.json", metrics)
@@ -85,8 +89,6 @@ def written(
         if asked(pair["prompt"]) not in tested
         and max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) <= params.split.max_tokens
     ]
-    if len(usable) < len(human):
-        print(f"preferences: {len(human) - len(usable)} pairs are too long or ask a test question: left out")
     sizes = {part: getattr(params.split.sizes, part) for part in PARTS}
     pairs = {
         part: [{"id": f"{part}-{i:05d}"} | pair for i, pair in enumerate(chosen)]

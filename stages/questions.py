@@ -9,7 +9,7 @@ from rlhf.prompts import answer_ids, question_ids
 from rlhf.questions import distinct_questions, read_questions
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
 from rlhf.sources import locate
-from rlhf.tokenizer import load_tokenizer
+from rlhf.tokenizer import encoder, load_tokenizer
 
 ANSWERED, BARE = ("sft", "val", "test"), ("rm", "rm_test", "ppo")
 
@@ -17,10 +17,8 @@ ANSWERED, BARE = ("sft", "val", "test"), ("rm", "rm_test", "ppo")
 def main() -> None:
     params = load()
     split, sizes = params.split, vars(params.split.sizes)
-    tokenizer = load_tokenizer(locate(read_json("data/manifests/policy.json")))
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+    folder = locate(read_json("data/manifests/policy.json"))
+    encode = encoder(folder, load_tokenizer(folder))
 
     def tokenised(row: dict) -> dict:
         """The row with its token ids, and how many of them are the prompt."""
@@ -29,8 +27,7 @@ def main() -> None:
         return row | {"token_ids": prompt + answer, "prompt_tokens": len(prompt)}
 
     # Answered questions come first: a question in both files is used once, with its answer.
-    answers = read_questions("data/answers.jsonl", answered=True)
-    questions = read_questions("data/questions.jsonl", answered=False)
+    answers, questions = read_questions(split.answers), read_questions(split.questions)
     unique = distinct_questions(answers + questions)
     rows = [tokenised(row) for row in in_hash_order(unique, params.seed, itemgetter("question"))]
     fitting = [row for row in rows if len(row["token_ids"]) <= split.max_tokens]
@@ -51,10 +48,10 @@ def main() -> None:
         "near_duplicates": near_duplicates(asked),
         "sha256": hashes,
     }
-    with replacing("data/split") as folder:
-        folder.mkdir()
+    with replacing("data/split") as output:
+        output.mkdir()
         for part, chosen in parts.items():
-            write_jsonl(folder / f"{part}.jsonl", chosen)
+            write_jsonl(output / f"{part}.jsonl", chosen)
     write_json("data/split.json", summary)
     print(f"split: {summary['sizes']}")
 

@@ -23,7 +23,7 @@ from rlhf.errors import UserError, run
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
 from rlhf.sections import Rows
 from rlhf.sources import locate
-from rlhf.tokenizer import load_tokenizer
+from rlhf.tokenizer import encoder, load_tokenizer
 
 HELD_OUT = ("val", "rm_test", "test")
 
@@ -39,11 +39,9 @@ class Pool(NamedTuple):
 def main() -> None:
     params = load()
     split, sizes = params.split, vars(params.split.sizes)
-    tokenizer = load_tokenizer(locate(read_json("data/manifests/policy.json")))
+    folder = locate(read_json("data/manifests/policy.json"))
+    encode = encoder(folder, load_tokenizer(folder))
     table, held_out_table = data_files(read_json("data/manifests/reviews.json"), split.rows)
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
 
     rows = read(table, split.rows, split.rows.where)
     held_out = read(held_out_table, split.rows, split.rows.where) if held_out_table else []
@@ -82,10 +80,10 @@ def main() -> None:
         ),
         "sha256": hashes,
     }
-    with replacing("data/split") as folder:
-        folder.mkdir()
+    with replacing("data/split") as output:
+        output.mkdir()
         for part in (*sizes, "judge"):  # a ready judge's own part is an empty file, since DVC expects one
-            write_jsonl(folder / f"{part}.jsonl", parts.get(part, []))
+            write_jsonl(output / f"{part}.jsonl", parts.get(part, []))
     write_json("data/split.json", summary)
     print(f"split: {summary['sizes']}")
 

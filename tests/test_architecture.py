@@ -32,7 +32,7 @@ THIRD_PARTY = {
     "randomness": {"numpy"},
     "annotator": {"numpy"},
     "content": {"sacrebleu"},
-    "tables": {"pyarrow"},
+    "tables": {"datasets", "pyarrow"},
     "environment": {"torch"},
     "checkpoint": {"torch", "safetensors"},
     "resampling": {"numpy", "scipy"},
@@ -208,6 +208,7 @@ def test_a_snapshot_s_key_covers_every_declared_input(folder, name):
         assert (
             dep.endswith((".py", "constraints.txt"))
             or dep in files
+            or (dep.startswith("${") and f"params.{dep[2:-1]}" in ast.unparse(key.args[1]))
             or (dep.startswith("artifacts/ppo/") and "artifacts/ppo/" in files)
         ), dep
     for parameter in RUN_FILES[folder][name]["params"]:

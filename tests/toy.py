@@ -100,6 +100,8 @@ def toy_question_params(params: dict) -> dict:
     params["fetch"] = {"policy": source("../toy/policy", {})}
     params["runtime"] |= {"threads": 1, "snapshot_seconds": 0}
     params["split"] |= {"template": "{question} and so", "max_tokens": 60, "sha256": None}
+    for table in ("answers", "questions"):
+        params["split"][table] |= {"topic_column": None}
     params["split"]["sizes"] = {"sft": 32, "val": 6, "test": 8, "rm": 16, "rm_test": 8, "ppo": 16}
     params["preferences"] |= {"samples": 3, "noise": 0.1, "batch_size": 16}
     params["generation"] |= {"response_tokens": 6}

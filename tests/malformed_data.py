@@ -157,16 +157,37 @@ PARQUET: Cases = {
 # Questions with their answers, as `rlhf.questions.read_questions` reads them.
 ASKED = {"question": "Why?", "answer": "So."}
 QUESTIONS: Cases = {
-    "no question": (line(answer="So."), "row 1: question is None: expected a text that is not empty"),
-    "no answer": (line(question="Why?"), "row 1: answer is None: expected a text that is not empty"),
-    "empty question": (line(**ASKED | {"question": " "}), "row 1: question is ' ': expected a text"),
-    "answer is a number": (line(**ASKED | {"answer": 3}), "row 1: answer is 3: expected a text"),
+    "no question": (line(answer="So."), "line 1: no column 'question'"),
+    "no answer": (line(question="Why?"), "line 1: no column 'answer'"),
+    "empty question": (line(**ASKED | {"question": " "}), "line 1: question is empty"),
+    "answer is a number": (line(**ASKED | {"answer": 3}), "line 1: answer is 3: expected a text"),
+    "answer is null": (line(**ASKED | {"answer": None}), "line 1: answer is None: expected a text"),
     "answer is a list": (line(**ASKED | {"answer": ["So."]}), r"answer is \['So.'\]: expected a text"),
     "answer has a NUL": (line(**ASKED | {"answer": "a\0"}), "answer .* holds a NUL"),
     "half a surrogate pair": (line(**ASKED | {"question": "\udfff?"}), "half a surrogate pair"),
-    "other key": (line(**ASKED, label=1), "unknown key 'label': expected question, answer"),
-    "key with a line end": (line(**ASKED, **{"a\nb": 1}), r"unknown key 'a\\nb': expected question, answer"),
-    "second row": (line(**ASKED) + b"{}\n", "row 2: question is None"),
+    "second row": (line(**ASKED) + b"{}\n", "line 2: no column 'question'"),
+    "no rows": (b"\n", "questions.jsonl: no row"),
+}  # fmt: skip
+
+# People's preferences, as `rlhf.questions.read_preferences` reads them.
+PAIR = {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": 1}
+PREFERENCES: Cases = {
+    "no chosen": (line(prompt="Why?", rejected="No."), "line 1: no column 'chosen'"),
+    "no margin": (line(prompt="Why?", chosen="So.", rejected="No."), "line 1: no column 'margin'"),
+    "empty prompt": (line(**PAIR | {"prompt": ""}), "line 1: prompt is empty"),
+    "chosen is null": (line(**PAIR | {"chosen": None}), "line 1: chosen is None: expected a text"),
+    "rejected is a list": (line(**PAIR | {"rejected": ["No."]}), r"rejected is \['No.'\]: expected a text"),
+    "rejected has a NUL": (line(**PAIR | {"rejected": "\0"}), "rejected .* holds a NUL"),
+    "twice the same": (line(**PAIR | {"rejected": " So. "}), "line 1: chosen and rejected are the same text"),
+    "both empty": (line(**PAIR | {"chosen": "", "rejected": ""}), "chosen and rejected are the same"),
+    "margin 0": (line(**PAIR | {"margin": 0}), "line 1: margin is 0: expected a number other than 0"),
+    "margin is true": (line(**PAIR | {"margin": True}), "margin is True: expected a number"),
+    "margin in words": (line(**PAIR | {"margin": "much"}), "margin is 'much': expected a number"),
+    "margin is infinite": (line(**PAIR | {"margin": float("inf")}), "Infinity is not a JSON number"),
+    "margin beyond 64 bits": (line(**PAIR).replace(b"1", b"1e999"), "line 1: margin is inf"),
+    "margin of many digits": (line(**PAIR | {"margin": 10**400}), "margin is 1000.*: expected a number"),
+    "second row": (line(**PAIR) + line(prompt="Why?"), "line 2: no column 'chosen'"),
+    "a JSON list": (b"[]", "line 1: the row is \\[\\]: expected a JSON object"),
 }  # fmt: skip
 
 # Files that the program itself writes, as `rlhf.record.read_jsonl` reads them.

@@ -15,7 +15,7 @@ import zipfile
 
 from malformed_bundles import MALFORMED
 from malformed_bundles import PARAMS as PUBLISHED
-from malformed_data import CSV, JSON_LINES, PARQUET, QUESTIONS, RECORDS, TSV
+from malformed_data import CSV, JSON_LINES, PARQUET, PREFERENCES, QUESTIONS, RECORDS, TSV
 from malformed_tensors import ADAPTER_CONFIGS, ADAPTERS, HEADS, MODELS, SNAPSHOTS
 from ruamel.yaml import YAML
 
@@ -329,7 +329,8 @@ WHEELS: Cases = {
 
 CASES: dict[str, Cases] = {
     **{"params.yaml": PARAMS, "manifest": MANIFESTS, "wheel": WHEELS, "csv": CSV, "tsv": TSV},
-    **{"jsonl": JSON_LINES, "parquet": PARQUET, "questions": QUESTIONS, "record": RECORDS},
+    **{"jsonl": JSON_LINES, "parquet": PARQUET, "questions": QUESTIONS, "preferences": PREFERENCES},
+    "record": RECORDS,
     **{"head": HEADS, "adapter": ADAPTERS, "adapter_config.json": ADAPTER_CONFIGS, "snapshot": SNAPSHOTS},
     **MODELS,
 }  # fmt: skip

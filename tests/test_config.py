@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from rlhf.config import Params, QuestionParams, load
 from rlhf.errors import UserError
+from rlhf.objectives import next_kl_beta
 
 ROOT = Path(__file__).parent.parent
 SHA, UPPER = "ab" * 32, "AB" * 32
@@ -197,6 +198,19 @@ def asked(tmp_path, section: str, name: str, value: object) -> Path:
     params[section] |= {name: value}
     yaml.dump(params, path)
     return path
+
+
+@pytest.mark.parametrize(("bound", "beyond", "kl"), [(0.01, 0.00999, 0.0), (1.0, 1.001, 1.0)])
+def test_the_stepwise_controller_keeps_what_the_parameters_may_say(tmp_path, bound, beyond, kl):
+    """Its bounds are accepted and fixed under any KL; beyond them is refused, and would have jumped."""
+    text = (ROOT / "qa/params.yaml").read_text(encoding="utf-8")
+    for value in (bound, beyond):
+        (tmp_path / f"{value}.yaml").write_text(text.replace("kl_beta: 0.1", f"kl_beta: {value}"))
+    assert load(tmp_path / f"{bound}.yaml").ppo.kl_beta == bound
+    assert next_kl_beta("stepwise", bound, kl, 0.02, 32, 10_000) == bound
+    assert next_kl_beta("stepwise", beyond, 0.02, 0.02, 32, 10_000) == bound
+    with pytest.raises(UserError, match=r"expected 0\.01 to 1, within which"):
+        load(tmp_path / f"{beyond}.yaml")
 
 
 def test_a_section_of_preferences_makes_it_question_answering():

@@ -23,7 +23,7 @@ from malformed_inputs import CASES, DOCUMENT, PARAMS, PIN, ROWS, counts, params
 from safetensors.torch import load_file, save_file
 from toy import environment
 
-from rlhf import checkpoint, errors, heads, models, questions, record, sources, tokenizer
+from rlhf import checkpoint, errors, heads, models, questions, record, sections, sources, tokenizer
 from stages import fetch, split
 
 CPU = torch.device("cpu")
@@ -155,7 +155,15 @@ def test_tables(refused, policy, kind, content, words):
 @of("questions")
 def test_questions(refused, content, words):
     path = write("questions.jsonl", content)
-    refused(lambda: questions.read_questions(path, answered=True), words)
+    table = sections.AnswerTable(str(path), "utf-8", "question", None, "answer")
+    refused(lambda: questions.read_questions(table), words)
+
+
+@of("preferences")
+def test_preferences(refused, content, words):
+    path = write("preferences.jsonl", content)
+    table = sections.PairTable(str(path), "utf-8", "prompt", "chosen", "rejected", "margin")
+    refused(lambda: questions.read_preferences(table), words)
 
 
 @of("record")

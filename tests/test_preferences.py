@@ -177,6 +177,7 @@ def test_what_the_stage_wrote_may_come_back_as_people_s():
     rows = [row for part in PARTS for row in preferred(part)]
     rows[0]["rejected"] = ""
     write_jsonl("data/preferences.jsonl", rows)
+    set_params(Path(), {"preferences.pairs.margin_column": "margin"})
     run_stage("preferences")
 
     def contents(rows: list[dict]) -> list[tuple]:
@@ -213,13 +214,14 @@ def no_model(monkeypatch):
 
 def test_people_s_pairs_are_taken_as_they_are_and_nothing_is_sampled(no_model):
     rows = people(20)
-    rows[3].pop("margin")
+    rows[3]["margin"] = None
     rows[5]["margin"] = 2.5
     write_jsonl("data/preferences.jsonl", rows)
+    set_params(Path(), {"preferences.pairs.margin_column": "margin"})
     run_stage("preferences")
     found = [row for part in PARTS for row in preferred(part)]
     kept = {(row["prompt"], row["chosen"], row["rejected"]): row["margin"] for row in found}
-    assert kept == {(row["prompt"], row["chosen"], row["rejected"]): row.get("margin") for row in rows}
+    assert kept == {(row["prompt"], row["chosen"], row["rejected"]): row["margin"] for row in rows}
     for first, second in combinations(PARTS, 2):
         assert not prompts_in(first) & prompts_in(second)
     assert [len(prompts_in(part)) for part in PARTS] == [9, 6, 5]  # 20 in the proportions 6 : 4 : 3
@@ -289,6 +291,6 @@ def test_people_s_malformed_row_leaves_what_was_there(no_model):
     run_stage("preferences")
     before = written()
     write_jsonl("data/preferences.jsonl", [*people(3), {"prompt": "why?", "chosen": "so"}])
-    with pytest.raises(UserError, match=r"data/preferences\.jsonl, row 7: rejected is None"):
+    with pytest.raises(UserError, match=r"preferences\.jsonl, line 7: no column 'rejected'"):
         run_stage("preferences")
     assert written() == before

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from malformed_tables import encoded
 from pipeline_checks import (
     changed_stages,
     check_nothing_lies_about,
@@ -116,10 +117,13 @@ def test_people_s_preferences_are_taken_instead_of_samples(project, tmp_path):
     shutil.copytree(project, other, ignore=shutil.ignore_patterns(".git", ".dvc"))
     texts = [row["question"] for row in read_jsonl(other / "qa/data/questions.jsonl")]
     pairs = [
-        {"prompt": prompt, "chosen": better, "rejected": worse}
+        {"Q": prompt, "better": better, "worse": worse, "by": ""}
         for prompt, better, worse in zip(texts[:20], texts[20:40], texts[40:60], strict=True)
     ]
-    write_jsonl(other / "qa/data/preferences.jsonl", [*pairs[:-1], pairs[-1] | {"margin": 3}])
+    (other / "qa/data/pairs.csv").write_bytes(encoded("csv", [*pairs[:-1], pairs[-1] | {"by": "3"}]))
+    columns = {"prompt": "Q", "chosen": "better", "rejected": "worse", "margin": "by"}
+    changes = {f"preferences.pairs.{name}_column": column for name, column in columns.items()}
+    set_params(other / "qa", changes | {"preferences.pairs.file": "data/pairs.csv"})
     printed = run(other / "qa", "python", "-m", "stages.preferences", **BELOW)
     assert "/90" not in printed  # no sample of the 90
     metrics = json.loads((other / "qa/reports/metrics/preferences.json").read_text())
@@ -133,6 +137,13 @@ def test_written_preferences_invalidate_the_preferences_stage_alone(restored):
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     write_jsonl(restored / "qa/data/preferences.jsonl", [pair])
     assert changed_stages(restored, RUN_FILE) == named({"preferences"})
+
+
+def test_a_table_of_another_name_takes_the_place_of_what_a_stage_read(restored):
+    """DVC follows the file that the parameters name."""
+    set_params(restored / "qa", {"preferences.pairs.file": "data/pairs.csv"})
+    (restored / "qa/data/pairs.csv").write_text("prompt,chosen,rejected\n")
+    assert changed_stages(restored, RUN_FILE) == named({"preferences", "report"})
 
 
 @pytest.mark.parametrize(
@@ -167,19 +178,19 @@ def test_a_bad_parameter_gives_one_line_and_loses_nothing(restored, changes, sta
             "answers",
             {"question": "the film is dull .", "answer": " "},
             "questions",
-            "data/answers.jsonl, row 1: answer is ' ': expected a text that is not empty",
+            "answers.jsonl, line 1: answer is empty",
         ),
         (
             "questions",
-            {"question": "the film is dull .", "label": 1},
+            {"text": "the film is dull ."},
             "questions",
-            "data/questions.jsonl, row 1: unknown key 'label': expected question",
+            "questions.jsonl, line 1: no column 'question': it has ['text']",
         ),
         (
             "preferences",
             {"prompt": "a", "chosen": "b", "rejected": "b"},
             "preferences",
-            "data/preferences.jsonl, row 1: chosen and rejected are the same text: 'b'",
+            "preferences.jsonl, line 1: chosen and rejected are the same text: 'b'",
         ),
     ],
 )

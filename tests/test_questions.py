@@ -1,11 +1,14 @@
 """Questions and preferences as files: read strictly, ordered by content, and cut into disjoint parts."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
 
 import pytest
+from malformed_tables import FORMATS, encoded
 from question_stages import run_stage, write_folder
 from toy import set_params
 
@@ -13,9 +16,11 @@ from rlhf.data import in_hash_order
 from rlhf.errors import UserError
 from rlhf.questions import distinct_questions, divided, read_preferences, read_questions
 from rlhf.record import read_json, read_jsonl, write_jsonl
+from rlhf.sections import AnswerTable, PairTable, QuestionTable
 from rlhf.tokenizer import load_tokenizer
 
 PAIR = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
+ANSWER = {"question": "A?", "answer": "B."}
 
 
 def reading(tmp_path, read, *rows: object):
@@ -24,96 +29,117 @@ def reading(tmp_path, read, *rows: object):
     return read(path)
 
 
-def answered(path):
-    return read_questions(path, answered=True)
+def bare(path, topic: str | None = None):
+    return read_questions(QuestionTable(str(path), "utf-8", "question", topic))
 
 
-def bare(path):
-    return read_questions(path, answered=False)
+def answered(path, topic: str | None = None):
+    return read_questions(AnswerTable(str(path), "utf-8", "question", topic, "answer"))
 
 
-def test_questions_lose_the_white_space_around_them(tmp_path):
-    row = {"question": " Why? \n", "answer": "\tBecause it is.  ", "topic": " science "}
-    assert reading(tmp_path, answered, row) == [
-        {"question": "Why?", "answer": "Because it is.", "topic": "science"}
+def paired(path, margin: str | None = "margin"):
+    return read_preferences(PairTable(str(path), "utf-8", "prompt", "chosen", "rejected", margin))
+
+
+def test_questions_lose_the_white_space_around_them_and_other_columns(tmp_path):
+    row = {"question": " Why? \n", "answer": "\tBecause it is.  ", "topic": " science ", "label": 1}
+    stripped = {"question": "Why?", "answer": "Because it is.", "topic": "science"}
+    assert reading(tmp_path, partial(answered, topic="topic"), row) == [stripped]
+    del stripped["topic"]
+    assert reading(tmp_path, answered, row) == [stripped]
+    assert reading(tmp_path, bare, row) == [{"question": "Why?"}]
+
+
+@pytest.mark.parametrize("topic", [None, ""])
+def test_a_row_may_have_no_topic(tmp_path, topic):
+    rows = [ANSWER | {"topic": topic}, ANSWER | {"topic": "science"}]
+    assert reading(tmp_path, partial(answered, topic="topic"), *rows) == [ANSWER, rows[1]]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_columns_have_the_names_that_the_parameters_give_in_every_format(tmp_path, suffix):
+    asks = [
+        {"Subject": "film", "A": "It is\na film.", "Q": "Why, oh why?"},
+        {"Subject": "", "A": "é", "Q": "Ü?"},
     ]
-    assert reading(tmp_path, bare, {"question": "Why?"}) == [{"question": "Why?"}]
-    assert reading(tmp_path, answered) == []
+    (tmp_path / f"asks.{suffix}").write_bytes(encoded(suffix, asks))
+    assert read_questions(AnswerTable(str(tmp_path / f"asks.{suffix}"), "utf-8", "Q", "Subject", "A")) == [
+        {"question": "Why, oh why?", "answer": "It is\na film.", "topic": "film"},
+        {"question": "Ü?", "answer": "é"},
+    ]
+    rates = [
+        {"by": "2", "worse": "No.", "better": " So. ", "Q": "Why?"},
+        {"by": "", "worse": "", "better": "Yes.", "Q": "How?"},
+        {"by": "-0.5", "worse": "a", "better": "b", "Q": "Who?"},
+    ]
+    (tmp_path / f"rates.{suffix}").write_bytes(encoded(suffix, rates))
+    table = PairTable(str(tmp_path / f"rates.{suffix}"), "utf-8", "Q", "better", "worse", "by")
+    assert read_preferences(table) == [
+        {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": 2},
+        {"prompt": "How?", "chosen": "Yes.", "rejected": "", "margin": None},
+        {"prompt": "Who?", "chosen": "b", "rejected": "a", "margin": -0.5},
+    ]
+    assert {pair["margin"] for pair in read_preferences(replace(table, margin_column=None))} == {None}
+
+
+def test_latin_1_when_it_is_asked_for(tmp_path):
+    (tmp_path / "asks.csv").write_bytes("q\nWo ist das Café?\n".encode("latin-1"))
+    table = QuestionTable(str(tmp_path / "asks.csv"), "latin-1", "q", None)
+    assert read_questions(table) == [{"question": "Wo ist das Café?"}]
+    with pytest.raises(UserError, match=r"^asks\.csv, line 2: byte 0xe9 is not utf-8"):
+        read_questions(replace(table, encoding="utf-8"))
 
 
 @pytest.mark.parametrize(
-    ("margin", "expected"), [(1, 1), (0.25, 0.25), (-2, -2), (None, None), ("absent", None)]
+    ("margin", "expected"), [(1, 1), (0.25, 0.25), (-2, -2), ("3", 3), (None, None), ("", None)]
 )
 def test_a_preference_may_say_by_how_much(tmp_path, margin, expected):
-    row = PAIR if margin == "absent" else PAIR | {"margin": margin}
-    assert reading(tmp_path, read_preferences, row) == [PAIR | {"margin": expected}]
+    assert reading(tmp_path, paired, PAIR | {"margin": margin}) == [PAIR | {"margin": expected}]
+
+
+@pytest.mark.parametrize("content", ["", "\n", " \n\n"])
+def test_an_empty_file_says_that_nobody_has_written_any(tmp_path, content):
+    (tmp_path / "rows.jsonl").write_text(content)
+    assert paired(tmp_path / "rows.jsonl") == []
+    for read in (bare, answered):
+        with pytest.raises(UserError, match=r"^rows\.jsonl: no row$"):
+            read(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize(
     ("read", "row", "complaint"),
     [
-        (answered, {"question": "Why?"}, "answer is None: expected a text that is not empty"),
-        (answered, {"question": "Why?", "answer": " "}, "answer is ' ': expected a text that is not empty"),
-        (answered, {"question": 3, "answer": "a"}, "question is 3: expected a text"),
-        (
-            answered,
-            {"question": "Why?", "answer": "a", "label": 1},
-            "unknown key 'label': expected question, answer",
+        (answered, {"question": "Why?"}, "no column 'answer': it has ['question']"),
+        (answered, ANSWER | {"answer": " "}, "answer is empty"),
+        (answered, ANSWER | {"question": 3}, "question is 3: expected a text"),
+        (bare, {}, "no column 'question': it has []"),
+        (partial(bare, topic="topic"), {"question": "Why?"}, "no column 'topic'"),
+        (partial(bare, topic="topic"), {"question": "Why?", "topic": 3}, "topic is 3: expected a text"),
+        (paired, PAIR | {"margin": 1, "prompt": ""}, "prompt is empty"),
+        (paired, PAIR | {"margin": 1, "chosen": None}, "chosen is None: expected a text"),
+        (paired, PAIR, "no column 'margin': it has ['prompt', 'chosen', 'rejected']"),
+        (partial(paired, margin=None), {"prompt": "Why?", "chosen": "a"}, "no column 'rejected'"),
+        (paired, PAIR | {"rejected": "Because. ", "margin": 1}, "chosen and rejected are the same text: 'B"),
+        *(
+            (paired, PAIR | {"margin": value}, f"margin is {found}: expected a number other than 0, or none")
+            for value, found in (
+                (0, "0"), (True, "True"), ("0", "'0'"), ("two", "'two'"), ("nan", "'nan'"),
+                ("1e999", "'1e999'"), ([2], "[2]"), (1e999, "inf"), (10**400, f"1{'0' * 76}..."),
+            )
         ),
-        (
-            bare,
-            {"question": "Why?", "answer": "a"},
-            "unknown key 'answer': expected question, topic (optional)",
-        ),
-        (bare, {}, "question is None"),
-        (read_preferences, PAIR | {"prompt": ""}, "prompt is '': expected a text that is not empty"),
-        (read_preferences, PAIR | {"chosen": None}, "chosen is None"),
-        (read_preferences, {"prompt": "Why?", "chosen": "a"}, "rejected is None"),
-        (
-            read_preferences,
-            PAIR | {"rejected": " Because. "},
-            "chosen and rejected are the same text: 'Because.'",
-        ),
-        (read_preferences, PAIR | {"margin": 0}, "margin is 0: expected a number other than 0, or null"),
-        (read_preferences, PAIR | {"margin": True}, "margin is True: expected a number other than 0"),
-        (read_preferences, PAIR | {"margin": "2"}, "margin is '2': expected a number other than 0"),
-        (read_preferences, PAIR | {"question": "Why?"}, "unknown key 'question'"),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_row_is_one_line_that_names_file_and_row(tmp_path, read, row, complaint):
-    sound = {answered: {"question": "A?", "answer": "B."}, bare: {"question": "A?"}}.get(read, PAIR)
     with pytest.raises(UserError) as caught:
-        reading(tmp_path, read, sound, row)
+        reading(tmp_path, read, ANSWER | PAIR | {"topic": "a", "margin": 1}, row)
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'rows.jsonl'}, row 2: {complaint}") and "\n" not in message
-
-
-def test_a_margin_too_large_for_a_number_is_refused(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(PAIR)[:-1] + ', "margin": 1e999}\n', encoding="utf-8", newline="\n")
-    with pytest.raises(UserError, match=r"line 1: not valid JSON: a number too large for 64 bits$"):
-        read_preferences(path)
-
-
-@pytest.mark.parametrize("row", ["Why?", ["Why?"], [], 3, None])
-@pytest.mark.parametrize("read", [answered, bare, read_preferences])
-def test_a_row_that_is_no_object_is_refused(tmp_path, read, row):
-    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n", encoding="utf-8", newline="\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 1: expected a JSON object$"):
-        read(tmp_path / "rows.jsonl")
+    assert message.startswith(f"rows.jsonl, line 2: {complaint}") and "\n" not in message
 
 
 @pytest.mark.parametrize("text", ["Why\ud800?", "Why\0?"])
 def test_a_text_that_no_file_can_hold_is_refused(tmp_path, text):
-    with pytest.raises(UserError, match=r"row 1: question .* NUL or half a surrogate pair"):
+    with pytest.raises(UserError, match=r"line 1: question .* NUL or half a surrogate pair"):
         reading(tmp_path, bare, {"question": text})
-
-
-def test_a_line_that_is_not_json_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"question": "Why?"}\nWhy?\n', encoding="utf-8", newline="\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: not valid JSON"):
-        bare(path)
 
 
 def test_a_question_is_kept_once_with_its_answer_whatever_the_order():

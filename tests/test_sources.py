@@ -98,6 +98,25 @@ def test_a_folder_of_a_wheel_in_the_default_cache(tmp_path, wheels, monkeypatch)
         fetch(wheel_source(wheels / WHEEL, "tiny_reviews/dat"))
 
 
+@pytest.mark.parametrize("linked", ["model.safetensors", "more", "more/config.json"])
+def test_a_link_inside_a_local_folder_is_refused(tmp_path, linked):
+    """As in a hub's own cache. Hidden files are not listed, and links among them do no harm."""
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in (folder / "a.txt", elsewhere / "a.txt", folder / ".git/HEAD"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a")
+    (folder / ".git/link").symlink_to(elsewhere)
+    assert list(fetch(file_source(folder, {}))["files"]) == ["a.txt"]
+    (folder / linked).parent.mkdir(exist_ok=True)
+    (folder / linked).symlink_to(elsewhere if linked == "more" else elsewhere / "a.txt")
+    with pytest.raises(UserError) as caught:
+        fetch(file_source(folder, {}))
+    assert str(caught.value) == (
+        f"file {folder}: {linked} is a link: expected the file itself, as `cp -rL` copies it"
+    )
+
+
 def test_a_cache_in_the_home_of_no_user_is_refused(wheels, monkeypatch):
     monkeypatch.setenv("RLHF_CACHE", "~nobody-by-this-name/x")
     assert_fails(wheel_source(build_wheel(wheels)), "~nobody-by-this-name/x: no such user")

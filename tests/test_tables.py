@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from architecture import ROOT
 from malformed_tables import FORMATS, MALFORMED, encoded, parquet, row_of
+from toy import environment
 
 from rlhf.data import Row, read_table
 from rlhf.errors import UserError
@@ -121,7 +122,46 @@ def test_only_parquet_pays_for_its_library(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "a.csv"], cwd=ROOT, check=True)
 
 
+def test_columns_that_are_not_read_may_hold_anything(table):
+    """A map is a type that `datasets` has no name for; large files are read in several batches."""
+    maps = pa.array([[("a", 1)]] * 1000, pa.map_(pa.string(), pa.int8()))
+    content = parquet(
+        {"text": [f"{i}" for i in range(1000)], "m": maps, "label": [i % 2 for i in range(1000)]}
+    )
+    assert table("a.parquet", content) == [Row(f"{i}", i % 2) for i in range(1000)]
+
+
+def test_reading_parquet_leaves_nothing_behind(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(parquet({"text": ["a"]}))
+    code = "import sys; from pathlib import Path; from rlhf.tables import read_records; "
+    code += "print(read_records(Path(sys.argv[1]), ['text'], {})[0].values)"
+    variables = environment(HOME=str(tmp_path / "home"), TMPDIR=str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", code, tmp_path / "a.parquet"]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{'text': 'a'}\n", "")
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "a.parquet"]
+    assert left == []
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (70, {"compression": "zstd"}),  # the footer says how large the columns are
+        (70 * 256, {"use_dictionary": True}),  # one value, unpacked for every row
+    ],
+)
+def test_a_small_file_may_not_unpack_without_end(table, monkeypatch, rows, options):
+    size = 2**20 * 70 // rows
+    content = parquet({"text": ["a" * size] * rows, "label": [1] * rows}, **options)
+    assert len(content) < 2**20 * 70 / 100
+    with pytest.raises(UserError, match=r"^a\.parquet: unpacks to more than 100 times its size$"):
+        table("a.parquet", content)
+    monkeypatch.setattr("rlhf.tables.UNPACKED_BYTES", 2**30)
+    assert len(table("a.parquet", content)) == rows
 
 
 @pytest.mark.parametrize(("name", "content", "message"), MALFORMED)

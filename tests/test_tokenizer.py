@@ -22,7 +22,7 @@ from rlhf.heads import reward_head
 from rlhf.models import add_adapters, load_base, select
 from rlhf.sampling import sample
 from rlhf.scoring import evaluate, reward_logits
-from rlhf.tokenizer import load_tokenizer
+from rlhf.tokenizer import encoder, load_tokenizer
 
 
 def test_a_policy_folder_holds_its_tokenizer(tmp_path):
@@ -83,6 +83,26 @@ def test_an_end_of_sequence_that_the_model_cannot_say_is_one_line_of_error(tmp_p
     )
     change(folder / "config.json", vocab_size=size + 1)
     assert load_tokenizer(folder).eos_token_id == size
+
+
+def test_a_text_with_a_token_that_the_model_does_not_know_is_one_line_of_error(tmp_path):
+    """An added token does no harm where no text has it, as in models that were given a padding token."""
+    folder = write_policy_folder(tmp_path / "base")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens(["[PAD]"])
+    size = len(tokenizer) - 1
+    change(folder / "config.json", vocab_size=size)
+    encode = encoder(folder, tokenizer)
+    assert encode(SENTENCES[1]) == tokenizer.encode(SENTENCES[1], add_special_tokens=False)
+    assert encode("") == []
+    with pytest.raises(UserError) as caught:
+        encode("a [PAD] film")
+    assert str(caught.value) == (
+        f"base: the tokenizer's id for 'a [PAD] film' is {size}: "
+        f"expected an id below the model's vocab_size {size}"
+    )
+    change(folder / "config.json", vocab_size=size + 1)
+    assert size in encoder(folder, tokenizer)("a [PAD] film")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "3"])

@@ -39,7 +39,7 @@ mutants: .venv/installed.txt
 	python tests/mutants.py
 
 compare: .venv/installed.txt
-	python -m tools.compare $(EXPS)
+	python -m tools.compare $(if $(PIPELINE),--pipeline $(PIPELINE)) $(EXPS)
 
 report-html: .venv/installed.txt
 	python -m tools.report_html

@@ -4,6 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 PIPELINE_TESTS := $(addprefix tests/test_,pipeline.py question_pipeline.py hub_pipeline.py)
+# The folder of the pipeline that a program is for: PIPELINE=qa, or this one.
+IN = cd $(or $(PIPELINE),.) && PYTHONPATH="$(CURDIR)"
 
 .PHONY: test-pipelines test-units repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
 
@@ -45,7 +47,8 @@ report-html: .venv/installed.txt
 	python -m tools.report_html
 
 export: .venv/installed.txt
-	python -m tools.export "$(POLICY)" "$(TO)" $(if $(MERGED),--merged)
+	$(IN) python -m tools.export "$(POLICY)" "$(if $(filter /%,$(firstword $(TO))),,$(CURDIR)/)$(TO)" \
+		$(if $(MERGED),--merged)
 
 bundle: .venv/installed.txt
 	python -m tools.bundle pack "$(ZIP)"

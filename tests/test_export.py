@@ -1,4 +1,4 @@
-"""`python -m tools.export` on a tiny trained run: what plain peft and transformers make of the folders."""
+"""`python -m tools.export` on tiny trained runs: what plain peft and transformers make of the folders."""
 
 import dataclasses
 import os
@@ -12,17 +12,18 @@ import pytest
 import torch
 from architecture import ROOT
 from safetensors.torch import load_file
-from small_run import write_lock, write_run
+from small_run import PEOPLE_S_METRICS, write_lock, write_metrics, write_question_run, write_run
 from tiny import CPU, TARGETS, TEXT, lora, perturb, plain_forward, write_policy_folder
-from toy import environment
-from transformers import AutoModelForCausalLM
+from toy import environment, run, set_params
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rlhf import errors
 from rlhf.config import load
 from rlhf.models import add_adapters, load_adapter, load_base, save_adapter, select
+from rlhf.prompts import question_ids
 from rlhf.record import read_json, write_json
-from tools import export
+from tools import card, export
 
 COMMIT = "906bfd4b4dc7f14ee4320094d8b41684abff8539"
 
@@ -46,20 +47,43 @@ torch.save(views, "views.pt")
 """
 
 
+RUNS = {"reviews": write_run, "questions": write_question_run}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
+    """A folder with one run of each pipeline."""
     folder = tmp_path_factory.mktemp("trained")
-    write_run(folder)
+    for name, write in RUNS.items():
+        (folder / name).mkdir()
+        write(folder / name)
     disable_progress_bar()
     return folder
 
 
-@pytest.fixture
-def here(trained, tmp_path, monkeypatch) -> Path:
-    """A copy of that run as the working directory."""
-    shutil.copytree(trained, tmp_path / "here")
+def enter_copy(run: Path, tmp_path: Path, monkeypatch) -> Path:
+    """Copy a run and make the copy the working directory."""
+    shutil.copytree(run, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
+
+
+@pytest.fixture
+def here(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of the run on movie reviews as the working directory."""
+    return enter_copy(trained / "reviews", tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def asked(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of the run on questions as the working directory."""
+    return enter_copy(trained / "questions", tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=RUNS)
+def either(request, trained, tmp_path, monkeypatch) -> Path:
+    """One and then the other."""
+    return enter_copy(trained / request.param, tmp_path, monkeypatch)
 
 
 def call(monkeypatch, *arguments: str) -> int:
@@ -76,7 +100,16 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_both_folders_load_without_this_package_and_give_the_policy_s_logits(here, tmp_path, monkeypatch):
+def read_card(folder: str = "out") -> str:
+    return Path(folder, "README.md").read_text(encoding="utf-8")
+
+
+def part(text: str, heading: str) -> str:
+    """Return a section of a card."""
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_both_folders_load_without_this_package_and_give_the_policy_s_logits(either, tmp_path, monkeypatch):
     """The adapter to the bit; W + (alpha / rank) B A within what float32 gives in another order of sums."""
     assert call(monkeypatch, "ppo-1", "../adapter") == 0
     (tmp_path / "merged").mkdir()
@@ -148,11 +181,11 @@ def test_the_card_tells_of_the_run(here, monkeypatch):
     """Clopper and Pearson: all 10 of 10 right gives 0.025 ** (1 / 10) = 0.6915 to 1; none of 2 gives 0 to
     1 - 0.025 ** (1 / 2) = 0.8419."""
     assert call(monkeypatch, "ppo-1", "out") == 0
-    card = (here / "out/README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlibrary_name: peft\nlicense: mine\npipeline_tag: text-generation\n---\n\n# ")
+    text = read_card()
+    assert text.startswith("---\nlibrary_name: peft\nlicense: mine\npipeline_tag: text-generation\n---\n\n# ")
     steps = load().ppo.steps
-    assert f"trained by PPO with seed 1, as it was after step 6 of {steps}." in card
-    assert "| policy | file | policy | – | – | mine |" in card
+    assert f"trained by PPO with seed 1, as it was after step 6 of {steps}." in text
+    assert "| policy | file | policy | – | – | mine |" in text
     for line in (
         "| positive rate | 0.250 | 0.500 | 0.625 |",
         "| kl nats per sequence | – | – | 1.750 |",
@@ -160,23 +193,117 @@ def test_the_card_tells_of_the_run(here, monkeypatch):
         "| Reward model | 10 | 100.0% | [0.692, 1.000] |",
         "| Judge | 2 | 0.0% | [0.000, 0.842] |",
     ):
-        assert f"\n{line}\n" in card
-    assert "a classifier trained on 77 other labelled texts" in card
-    assert "No person compared these texts." in card and "{" not in card.split("## Parameters")[0]
-    assert (here / "params.yaml").read_text(encoding="utf-8") in card
-    assert len(re.findall(r"\.(?=\s)", card.split("## Method")[1].split("## Metrics")[0])) == 4
+        assert f"\n{line}\n" in text
+    assert "a classifier trained on 77 other labelled texts" in text
+    assert "No person compared these texts." in text and "{" not in text.split("## Parameters")[0]
+    assert (here / "params.yaml").read_text(encoding="utf-8") in text
+    assert len(re.findall(r"\.(?=\s)", part(text, "Method"))) == 4
+
+
+def test_the_card_of_answers_tells_of_the_run(asked, monkeypatch):
+    """Clopper and Pearson, 10 questions as trials: none right gives 0 to 1 - 0.025 ** (1 / 10) = 0.3085."""
+    assert call(monkeypatch, "ppo-1", "out") == 0
+    text = read_card()
+    assert text.startswith("---\nlibrary_name: peft\nlicense: mine\npipeline_tag: text-generation\n---\n\n# ")
+    assert "trained by PPO with seed 1, as it was after step 3 of 6." in text
+    assert part(text, "Sources").count("| policy | file | policy | – | – | mine |") == 1
+    for line in (
+        "| heuristic score | -0.500 | 2.250 | 4.125 |",
+        "| chrf | 12.000 | 25.500 | 21.750 |",
+        "| kl nats per sequence | – | – | 1.750 |",
+        "| heuristic score | +1.875 | [1.000, 2.500] |",
+        "| chrf | -3.750 | [-7.250, -0.125] |",
+        "| Reward model, as judged | 30 | 10 | 0.0% | [0.000, 0.308] |",
+        "| Reward model, before noise | 30 | 10 | 100.0% | [0.692, 1.000] |",
+    ):
+        assert f"\n{line}\n" in text
+    limits = part(text, "Limits")
+    for said in ("as a source of facts", "No person compared", "reward hacking", "66 test questions"):
+        assert said in limits
+    assert "{" not in limits + part(text, "Method") + part(text, "Metrics")
+    assert (asked / "params.yaml").read_text(encoding="utf-8") in text
+    assert len(re.findall(r"\.(?=\s)", part(text, "Method"))) == 5
+
+
+def test_the_card_of_answers_tells_people_s_preferences_from_simulated_ones(asked, monkeypatch):
+    assert call(monkeypatch, "ppo-1", "simulated") == 0
+    simulated = read_card("simulated")
+    write_metrics(asked, PEOPLE_S_METRICS)
+    write_lock(asked)
+    assert call(monkeypatch, "ppo-1", "people") == 0
+    people = read_card("people")
+    for said in (
+        "the preferences of a simulated annotator",
+        "learns 77 preferences between two answers,\nthose of a simulated annotator between 3 samples of SFT",
+        "turned round with probability 0.05",
+        "No person's preferences were used",
+        "The annotator is simulated by the same rule",
+        "in standard deviations of SFT's samples",
+        "Reward model, before noise",
+    ):
+        assert said in simulated and said not in people, said
+    for said in (
+        "people's preferences",
+        "learns 55 preferences between two answers,\npeople's own, from a file;",
+        "People's preferences are `data/preferences.jsonl`.",
+        "The preferences are people's, from the user's file.",
+        "in standard deviations of the preferred and rejected answers",
+        "| Reward model, as judged | 30 | 2 | 50.0% | [0.013, 0.987] |",
+    ):
+        assert said in people and said not in simulated, said
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "said"),
+    [
+        (
+            "reward",
+            {"adapter": True, "head": "linear"},
+            "another adapter of the same base with a linear head,",
+        ),
+        ("reward", {"adapter": False, "head": "mlp"}, "the frozen base itself with a head of two layers,"),
+        ("ppo", {"advantage": "gae"}, "advantages are GAE's, with a value head,"),
+        ("ppo", {"advantage": "returns"}, "advantages are the rewards to go, without a value head,"),
+        ("ppo", {"kl_beta": 0.0}, "steps of 32, without a KL penalty."),
+        ("ppo", {"kl_controller": "fixed", "kl_beta": 0.3}, "token (fixed, 0.3)."),
+        ("ppo", {"kl_controller": "ziegler", "kl_beta": 0.3}, "token (ziegler, 0.3 at first)."),
+        ("ppo", {"validation_prefixes": 5}, "highest reward on\n5 fixed validation questions is kept."),
+    ],
+)
+def test_the_method_of_answers_follows_the_parameters(asked, section, values, said):
+    params = load()
+    changed = dataclasses.replace(
+        params, **{section: dataclasses.replace(getattr(params, section), **values)}
+    )
+    assert said in part(card.card("sft", False, changed), "Method")
+
+
+@pytest.mark.parametrize("options", [[], ["--merged"]])
+def test_the_code_on_the_card_of_answers_asks_as_the_evaluation_did(asked, monkeypatch, capsys, options):
+    set_params(asked, {"split.template": 'a film\'s "{question}"\n\nso'})
+    assert call(monkeypatch, "ppo-1", "out", *options) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", read_card(), re.DOTALL)
+    names = {}
+    exec(code.replace("this folder", "out").replace("a folder with the policy below", "policy"), names)
+    tokenizer = AutoTokenizer.from_pretrained("policy")
+    question = "Why does ice float on water?"
+    expected = question_ids(
+        lambda t: tokenizer.encode(t, add_special_tokens=False), load().split.template, question
+    )
+    assert names["tokens"].tolist() == [expected]
+    assert 0 < names["output"].shape[1] - len(expected) <= 12
 
 
 def test_the_card_of_sft_and_of_a_ready_judge(here):
     params = load()
     params = dataclasses.replace(params, judge=dataclasses.replace(params.judge, epochs=0))
-    card = export.card("sft", True, params)
-    assert "the supervised policy, which PPO started from." in card and "library_name: transformers" in card
-    assert "never sees, a ready classifier," in card and "The judge is a ready classifier." in card
-    assert "merged here into the same base in float32" not in card
+    text = card.card("sft", True, params)
+    assert "the supervised policy, which PPO started from." in text and "library_name: transformers" in text
+    assert "never sees, a ready classifier," in text and "The judge is a ready classifier." in text
+    assert "merged here into the same base in float32" not in text
     quantised = dataclasses.replace(params, model=dataclasses.replace(params.model, quantization="nf4"))
-    assert "(quantisation: nf4) and\nis merged here" in export.card("sft", True, quantised)
-    assert "(quantisation: nf4) and\nthe base above is loaded" in export.card("sft", False, quantised)
+    assert "(quantisation: nf4) and\nis merged here" in card.card("sft", True, quantised)
+    assert "(quantisation: nf4) and\nthe base above is loaded" in card.card("sft", False, quantised)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +316,7 @@ def test_the_card_of_sft_and_of_a_ready_judge(here):
 def test_the_card_describes_the_reward_model_that_was_trained(here, adapter, head, said):
     params = load()
     reward = dataclasses.replace(params.reward, adapter=adapter, head=head)
-    assert said in export.card("sft", False, dataclasses.replace(params, reward=reward))
+    assert said in card.card("sft", False, dataclasses.replace(params, reward=reward))
 
 
 def test_a_base_on_a_hub_is_named_with_its_commit(here, tmp_path):
@@ -201,9 +328,9 @@ def test_a_base_on_a_hub_is_named_with_its_commit(here, tmp_path):
     (tmp_path / "out").mkdir()
     export.write_adapter(tmp_path / "out", Path("artifacts/sft"), params)
     assert read_json(tmp_path / "out/adapter_config.json")["revision"] == COMMIT
-    card = export.card("sft", False, params)
-    assert card.startswith("---\nbase_model: Qwen/Qwen3-4B-Base\nlibrary_name: peft\nlicense: apache-2.0\n")
-    assert f'from_pretrained("Qwen/Qwen3-4B-Base", revision="{COMMIT}")' in card
+    text = card.card("sft", False, params)
+    assert text.startswith("---\nbase_model: Qwen/Qwen3-4B-Base\nlibrary_name: peft\nlicense: apache-2.0\n")
+    assert f'from_pretrained("Qwen/Qwen3-4B-Base", revision="{COMMIT}")' in text
 
 
 # What -> how the run is changed, the arguments, and how the one line begins.
@@ -258,27 +385,74 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_each_error_is_one_line_and_nothing_is_written(here, monkeypatch, capsys, what):
+def test_each_error_is_one_line_and_nothing_is_written(either, monkeypatch, capsys, what):
     change, arguments, message = REFUSED[what]
     if change:
         change()
-    before = tree(here)
-    assert call(monkeypatch, *arguments.split(), "--merged") == 1
+    assert_refused(either, monkeypatch, capsys, arguments.split(), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "state"),
+    [
+        ("preferences", lambda path: path.unlink(), "is missing"),
+        (
+            "preferences",
+            lambda path: write_json(path, PEOPLE_S_METRICS["preferences"]),
+            "is not what dvc.lock says",
+        ),
+        ("report", lambda path: path.unlink(), "is missing"),
+    ],
+)
+def test_a_card_of_answers_needs_the_metrics_of_their_run(asked, monkeypatch, capsys, name, change, state):
+    """It needs no judge's model: that run has none."""
+    assert not Path("reports/metrics/judge_model.json").exists()
+    change(Path(f"reports/metrics/{name}.json"))
+    message = f"output reports/metrics/{name}.json {state}: run `dvc repro` or `dvc pull` first"
+    assert_refused(asked, monkeypatch, capsys, ["sft", "new"], message)
+
+
+def assert_refused(folder: Path, monkeypatch, capsys, arguments: list[str], message: str) -> None:
+    """Hold that the program ends with one line that begins with `message`, and that it writes nothing."""
+    before = tree(folder)
+    assert call(monkeypatch, *arguments, "--merged") == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"error: {message}") and err.count("\n") == 1
-    assert tree(here) == before and not (here / "new").exists()
+    assert tree(folder) == before and not (folder / "new").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--merged"]])
-def test_a_failure_on_the_way_leaves_nothing(here, monkeypatch, capsys, options):
+def test_a_failure_on_the_way_leaves_nothing(either, monkeypatch, capsys, options):
     def fail(*_: object) -> str:
         raise OSError(28, "No space left on device", "README.md")
 
     monkeypatch.setattr(export, "card", fail)
-    before = tree(here)
-    (here / "new").mkdir()
+    before = tree(either)
+    (either / "new").mkdir()
     assert call(monkeypatch, "sft", "new", *options) == 1
     assert capsys.readouterr().err == "error: No space left on device: README.md\n"
-    assert tree(here) == before and sorted(path.name for path in here.iterdir() if "new" in path.name) == [
-        "new"
-    ]
+    assert tree(either) == before
+    assert [path.name for path in either.iterdir() if "new" in path.name] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("options", "absolute", "title"),
+    [
+        ([], False, "Movie-review"),
+        (["PIPELINE=qa"], False, "Question"),
+        (["PIPELINE=qa", "MERGED=1"], True, "Question"),
+    ],
+)
+def test_make_exports_from_either_pipeline(trained, tmp_path, options, absolute, title):
+    """As in a clone: the first pipeline in the root, the second in qa/; TO is relative to the root."""
+    root = tmp_path / "the root"
+    shutil.copytree(trained / "reviews", root)
+    shutil.copytree(trained / "questions", root / "qa")
+    for name in ("Makefile", "constraints.txt", "rlhf", "stages", "tools"):
+        (root / name).symlink_to(ROOT / name)
+    (root / ".venv").mkdir()
+    (root / ".venv/installed.txt").touch()
+    target = tmp_path / "my policy" if absolute else root / "my policy"
+    run(root, "make", "export", "POLICY=sft", f"TO={target if absolute else 'my policy'}", *options)
+    assert f"\n# {title}" in read_card(str(target))
+    assert (target / "model.safetensors").exists() == ("MERGED=1" in options)

@@ -4,8 +4,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 PIPELINE_TESTS := $(addprefix tests/test_,pipeline.py question_pipeline.py hub_pipeline.py)
-# The folder of the pipeline that a program is for: PIPELINE=qa, or this one.
+# PIPELINE=qa has a program run in the folder of the second pipeline; a path of the user's is from here.
 IN = cd $(or $(PIPELINE),.) && PYTHONPATH="$(CURDIR)"
+PATH_OF = $(if $(filter /%,$(firstword $(1))),,$(CURDIR)/)$(1)
 
 .PHONY: test-pipelines test-units repro repro-qa test lint verify verify-qa mutants compare report-html export bundle restore
 
@@ -47,14 +48,13 @@ report-html: .venv/installed.txt
 	python -m tools.report_html
 
 export: .venv/installed.txt
-	$(IN) python -m tools.export "$(POLICY)" "$(if $(filter /%,$(firstword $(TO))),,$(CURDIR)/)$(TO)" \
-		$(if $(MERGED),--merged)
+	$(IN) python -m tools.export "$(POLICY)" "$(call PATH_OF,$(TO))" $(if $(MERGED),--merged)
 
 bundle: .venv/installed.txt
-	python -m tools.bundle pack "$(ZIP)"
+	$(IN) python -m tools.bundle pack "$(call PATH_OF,$(ZIP))"
 
 restore: .venv/installed.txt
-	python -m tools.bundle restore "$(ZIP)" $(if $(FORCE),--force)
+	$(IN) python -m tools.bundle restore "$(call PATH_OF,$(ZIP))" $(if $(FORCE),--force)
 
 .venv/installed.txt: constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11, 3.12 or 3.13 is needed" >&2; exit 1; }

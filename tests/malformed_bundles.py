@@ -12,7 +12,7 @@ from architecture import ROOT
 
 PARAMS = (ROOT / "params.yaml").read_bytes()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-RUN_FILE = b"stages: {}\n"
+RUN_FILE = b"stages: {all: {cmd: 'true'}}\n"
 OUTPUTS = {"artifacts/sft/weights": b"w" * 300, "artifacts/sft/sub/config": b"{}", "reports/n.json": b"1"}
 
 
@@ -205,6 +205,14 @@ MALFORMED: dict[str, tuple[Callable[[], bytes], str]] = {
     "no output": (
         lambda: bundled(more=[("data/x", b"")]),
         "data/x in the bundle is no output that its dvc.lock names",
+    ),
+    "another pipeline": (
+        lambda: bundled(FILES | {"dvc.lock": lock_of(LOCKED).replace(b'"all"', b'"preferences@1"')}),
+        "of another pipeline: dvc.yaml here has no stage 'preferences'",
+    ),
+    "stage is a number": (
+        lambda: bundled(FILES | {"dvc.lock": lock_of(LOCKED).replace(b'"all"', b"1")}),
+        "dvc.lock is not a file of DVC's with stages",
     ),
     "command in params": (
         lambda: bundled(FILES | {"params.yaml": PARAMS.replace(SEEDS, FORTY_TWO)}),

@@ -158,7 +158,14 @@ def test_a_missing_bundle_and_a_folder_that_is_no_project_are_one_line(project, 
     assert capsys.readouterr().err == "error: No such file or directory: none.zip\n"
     (project / "dvc.yaml").unlink()
     assert call(monkeypatch, "restore", "none.zip") == 1
-    assert capsys.readouterr().err.startswith("error: dvc.yaml or .dvc is not there: run from the root")
+    assert capsys.readouterr().err.startswith("error: dvc.yaml or .dvc is not there: run in a clone")
+
+
+def test_a_run_file_here_that_is_none_is_one_line(project, monkeypatch, capsys):
+    write(project.parent / "bundle.zip", bundled())
+    write(project / "dvc.yaml", b"stages: [")
+    assert call(monkeypatch, "restore", "../bundle.zip") == 1
+    assert capsys.readouterr().err == "error: dvc.yaml is not a file of DVC's with stages\n"
 
 
 def changed(name: str, content: bytes | None) -> dict[str, bytes]:
@@ -210,10 +217,11 @@ stages:
 """
 BELOW = """
 stages:
-  split:
-    cmd: cp data.txt out
+  preferences:
+    cmd: cp data.txt artifacts/out
     deps: [data.txt]
-    outs: [out]
+    params: [ppo.lr]
+    outs: [artifacts/out]
 """
 
 
@@ -223,6 +231,7 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
     ignored = b"/tmp\n/cache\n/config.local\n"
     files = {"dvc.yaml": STAGES.encode(), "params.yaml": FILES["params.yaml"], "reports/.keep": b""}
     files |= {"below/dvc.yaml": BELOW.encode(), "below/data.txt": b"held by git\n"}
+    files |= {"below/params.yaml": (ROOT / "qa/params.yaml").read_bytes(), "below/artifacts/.keep": b""}
     files |= {"artifacts/.keep": b"", ".dvc/config": settings, ".dvc/.gitignore": ignored}
     for name, content in files.items():
         write(here / name, content)
@@ -251,12 +260,23 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
     )
     assert run(there, "git", "status", "--porcelain") == ""
     assert json.loads(run(there, "dvc", "status", "--json", "dvc.yaml")) == {}
-    assert not (there / "below/out").exists()  # another pipeline's output is no affair of the bundle
+    assert not (
+        there / "below/artifacts/out"
+    ).exists()  # another pipeline's output is no affair of the bundle
     params = (there / "params.yaml").read_text()
     (there / "params.yaml").write_text(re.sub(r"(?ms)^(ppo:.*?  lr: )\S+", r"\g<1>0.5", params, count=1))
     printed = run(there, "dvc", "repro")
     ran = [name for name in ("sft", "ppo", "report") if f"Running stage '{name}'" in printed]
     assert ran == ["ppo"], printed  # its output is the same, so the report stays
+
+    # The pipeline below is packed and put back in its own folder, and there alone.
+    run(here / "below", *program, "pack", "../../below.zip", PYTHONPATH=str(ROOT))
+    printed = run(there / "below", *program, "restore", "../../below.zip", PYTHONPATH=str(ROOT))
+    assert printed.endswith(f"packed at commit {commit}\n`dvc repro` has nothing to do\n")
+    assert (there / "below/artifacts/out").read_bytes() == b"held by git\n"
+    for folder, zip_file in ((there, "../below.zip"), (there / "below", "../../one.zip")):
+        printed = run(folder, *program, "restore", zip_file, "--force", expect=1, PYTHONPATH=str(ROOT))
+        assert printed.startswith("error: the bundle is of another pipeline: dvc.yaml here has no stage ")
 
     # What has changed before is not passed off as the bundle's.
     there = tmp_path / "changed"

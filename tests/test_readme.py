@@ -1,9 +1,11 @@
-"""The README names what is there: modules, files, make targets, parameters."""
+"""The README names what is there: modules, files, make targets, parameters, settings."""
 
 import re
 
 from architecture import ROOT
 from ruamel.yaml import YAML
+
+from rlhf.config import load
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PARAMS = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text(encoding="utf-8"))
@@ -38,3 +40,26 @@ def test_parameters_that_it_names_exist():
         for key in name.split("."):
             assert key in section, name
             section = section[key]
+
+
+def merged(values: dict, changes: dict) -> dict:
+    """Return nested values with changes; a change of a key that is not there is an error."""
+    assert changes.keys() <= values.keys()
+    nested = {key for key in changes if isinstance(changes[key], dict) and isinstance(values[key], dict)}
+    # What people name themselves, such as labels, replaces what was there.
+    deeper = {key for key in nested if changes[key].keys() <= values[key].keys()}
+    return values | changes | {key: merged(values[key], changes[key]) for key in deeper}
+
+
+def test_settings_that_it_shows_are_accepted(tmp_path):
+    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    yaml = YAML(typ="safe", pure=True)
+    for block in blocks:
+        folder = ROOT / "qa" if "answers:" in block else ROOT
+        shown = yaml.load(re.sub('"<the file[^"]*"', "0" * 64, block))
+        params = merged(yaml.load((folder / "params.yaml").read_text(encoding="utf-8")), shown)
+        yaml.dump(params, tmp_path / "params.yaml")
+        found = load(tmp_path / "params.yaml")
+        assert found.split.sha256 is None
+        assert "my-data" in str(found) or "data/rated.tsv" in str(found)

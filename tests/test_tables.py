@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import datasets
 import pyarrow as pa
 import pytest
 from architecture import ROOT
@@ -148,20 +149,23 @@ def test_reading_parquet_leaves_nothing_behind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "options"),
+    ("rows", "options", "loaded"),
     [
-        (70, {"compression": "zstd"}),  # the footer says how large the columns are
-        (70 * 256, {"use_dictionary": True}),  # one value, unpacked for every row
+        (70, {"compression": "zstd"}, False),  # the footer says how large the columns are
+        (70 * 256, {"use_dictionary": True}, True),  # one value, unpacked for every row
     ],
 )
-def test_a_small_file_may_not_unpack_without_end(table, monkeypatch, rows, options):
+def test_a_small_file_may_not_unpack_without_end(table, rows, options, loaded):
     size = 2**20 * 70 // rows
     content = parquet({"text": ["a" * size] * rows, "label": [1] * rows}, **options)
     assert len(content) < 2**20 * 70 / 100
-    with pytest.raises(UserError, match=r"^a\.parquet: unpacks to more than 100 times its size$"):
-        table("a.parquet", content)
-    monkeypatch.setattr("rlhf.tables.UNPACKED_BYTES", 2**30)
-    assert len(table("a.parquet", content)) == rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datasets.load_dataset", datasets.load_dataset if loaded else None)
+        with pytest.raises(UserError, match=r"^a\.parquet: unpacks to more than 100 times its size$"):
+            table("a.parquet", content)
+        patch.undo()
+        patch.setattr("rlhf.tables.UNPACKED_BYTES", 2**30)
+        assert len(table("a.parquet", content)) == rows
 
 
 @pytest.mark.parametrize(("name", "content", "message"), MALFORMED)

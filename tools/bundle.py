@@ -1,7 +1,8 @@
 """Pack an experiment into one verified zip, and put it back: `python -m tools.bundle pack|restore FILE.zip`.
 
 A bundle holds params.yaml, dvc.yaml, dvc.lock and every output that the lock names, not compressed: the same
-bytes for the same experiment. MANIFEST.json has the size and sha256 of each, and the git commit.
+bytes for the same experiment. MANIFEST.json has the size and sha256 of each, and the git commit. Both work in
+the folder of either pipeline (for question answering `cd qa`, with PYTHONPATH=..).
 
 `restore` takes bundles from anywhere. It puts nothing in place before all of the bundle has been checked, and
 then only params.yaml, dvc.lock and outputs under artifacts/, data/ and reports/: never code, nor dvc.yaml and
@@ -119,6 +120,14 @@ def locked_outputs(path: Path) -> dict[str, str]:
     return found
 
 
+def stage_names(path: Path) -> list[str]:
+    """Return the stages of a run file or a lock, a stage of a matrix once; `UserError` when it is none."""
+    try:
+        return [name.partition("@")[0] for name in read_stages(path)]
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path.name} is not a file of DVC's with stages") from None
+
+
 def check_name(name: str) -> None:
     """Raise `UserError` unless `name` is a plain relative path to one of the project's files or outputs."""
     parts = name.split("/")
@@ -129,8 +138,9 @@ def check_name(name: str) -> None:
 
 def restore(path: Path, force: bool) -> None:
     """Check a bundle, put its files in place, and give its outputs to DVC's cache."""
-    if not (Path("dvc.yaml").is_file() and Path(".dvc").is_dir()):
-        raise UserError("dvc.yaml or .dvc is not there: run from the root of a clone of the project")
+    here = Path.cwd()
+    if not (Path("dvc.yaml").is_file() and any((path / ".dvc").is_dir() for path in (here, *here.parents))):
+        raise UserError("dvc.yaml or .dvc is not there: run in a clone of the project")
     with tempfile.TemporaryDirectory(dir=".", prefix=".restore-", suffix=".partial") as folder:
         staged = Path(folder)
         with zip_errors(path), zipfile.ZipFile(path) as archive:
@@ -232,6 +242,8 @@ def check_staged(folder: Path, files: Files) -> None:
     expected = {*PROJECT_FILES, *output_files(folder, locked_outputs(folder / "dvc.lock"))}
     if extra := sorted(set(files) - expected):
         raise UserError(f"{extra[0]} in the bundle is no output that its dvc.lock names")
+    if others := set(stage_names(folder / "dvc.lock")) - set(stage_names(Path("dvc.yaml"))):
+        raise UserError(f"the bundle is of another pipeline: dvc.yaml here has no stage {min(others)!r}")
     try:
         config.load(folder / "params.yaml")
     except UserError as error:

@@ -52,7 +52,7 @@ def answer_words(params: QuestionParams) -> Words:
     return Words(
         aim=answer_aim(human),
         prompt="a question in that template, without special tokens and without a chat template",
-        data=answer_data(human),
+        data=answer_data(params, human),
         method=answer_method(params, preferences),
         accuracies=answer_accuracies(human),
         scales=answer_scales(human),
@@ -135,15 +135,16 @@ def answer_aim(human: bool) -> str:
     return f"The run teaches it how to answer questions: SFT by hand-written answers, PPO by\n{who}."
 
 
-def answer_data(human: bool) -> str:
+def answer_data(params: QuestionParams, human: bool) -> str:
     """Return where the run's questions, answers and preferences come from."""
+    answers, questions, pairs = params.split.answers, params.split.questions, params.preferences.pairs
     preferences = (
-        "People's preferences are `data/preferences.jsonl`."
+        f"People's preferences are `{pairs.file}`."
         if human
-        else "No person's preferences were used: `data/preferences.jsonl` held none."
+        else f"No person's preferences were used: `{pairs.file}` held none."
     )
     return f"""Hand-written answers and bare questions are files of the run's own folder,
-`data/answers.jsonl` and `data/questions.jsonl`. {preferences}"""
+`{answers.file}` and `{questions.file}`. {preferences}"""
 
 
 def answer_scales(human: bool) -> str:

@@ -100,12 +100,14 @@ def in_hash_order(rows: list, seed: int, text_of: Callable[[Any], str] = attrget
     return sorted(rows, key=key)
 
 
-def cut(rows: list[dict], sizes: dict[str, int]) -> dict[str, list[dict]]:
-    """Cut `rows` in order into disjoint parts and number each part's rows; `UserError` if too few."""
+def cut(rows: list[dict], sizes: dict[str, int], source: str = "") -> dict[str, list[dict]]:
+    """Cut `rows`, of `source`, in order into disjoint parts and number each part's rows; `UserError` if too
+    few."""
     needed = sum(sizes.values())
     if len(rows) < needed:
         raise UserError(
-            f"split.sizes needs {needed} rows for {', '.join(sizes)} and only {len(rows)} are eligible"
+            f"split.sizes needs {needed} rows for {', '.join(sizes)} and only "
+            f"{len(rows)}{f' of {source}' if source else ''} are eligible"
         )
     parts, start = {}, 0
     for part, size in sizes.items():

@@ -78,9 +78,9 @@ def _margin(place: str, value: Any) -> float | None:
     if value is None or value == "":
         return None
     try:
-        margin = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else 0
-    except (ValueError, OverflowError):
-        margin = 0
+        margin = 0.0 if isinstance(value, bool) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        margin = 0.0
     if not (margin and math.isfinite(margin)):
         raise UserError(f"{place}: margin is {shown(value)}: expected a number other than 0, or none")
     return margin
@@ -98,11 +98,11 @@ def distinct_questions(rows: list[dict]) -> list[dict]:
     return list(kept.values())
 
 
-def divided(pairs: list[dict], sizes: dict[str, int], seed: int) -> dict[str, list[dict]]:
-    """Divide pairs into parts in the proportions of `sizes`, all pairs of one prompt in one part."""
+def divided(pairs: list[dict], sizes: dict[str, int], seed: int, source: str) -> dict[str, list[dict]]:
+    """Divide the pairs of `source` into parts in the proportions of `sizes`, each prompt's into one part."""
     order = in_hash_order(sorted({asked(pair["prompt"]) for pair in pairs}), seed, str)
     if len(order) < len(sizes):
-        raise UserError(f"preferences: {len(order)} distinct prompts: expected at least {len(sizes)}")
+        raise UserError(f"{source}: {len(order)} distinct prompts: expected at least {len(sizes)}")
     total, bounds, reached = sum(sizes.values()), [0], 0
     for number, size in enumerate(sizes.values(), start=1):
         reached += size

@@ -15,7 +15,7 @@ from rlhf.errors import UserError
 UNPACKED_BYTES = (
     2**26
 )  # a Parquet file may always unpack to this much, and above it to a hundred times its size
-BATCH_ROWS = 256
+BATCH_ROWS = 32  # so few, since each may hold a value as large as the footer allows
 
 
 class Record(NamedTuple):
@@ -174,7 +174,8 @@ def _parquet(path: Path, names: tuple[str, ...], encoding: str) -> Iterator[Reco
                 place = f"{path.name}, row {number}"
                 pairs = zip(names, scalars, strict=True)
                 yield Record(place, {name: _python(place, name, scalar) for name, scalar in pairs})
-    except (pyarrow.ArrowException, DatasetsError, ValueError, OSError) as error:
+    # A time zone that nobody knows is a KeyError, a type that `datasets` cannot cast a TypeError.
+    except (pyarrow.ArrowException, DatasetsError, ValueError, KeyError, TypeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"{path.name}: not readable as Parquet: {' '.join(str(error).split())}") from None
@@ -195,7 +196,7 @@ def _arrow_tables(path: Path, names: tuple[str, ...]) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as cache:
         rows = load_dataset(
             "parquet",
-            data_files=glob.escape(str(path)),  # the name of one file, not a pattern
+            data_files=glob.escape(str(path.absolute())),  # the name of one file, not a pattern
             split="train",
             streaming=True,  # without a copy of the file
             columns=columns,
@@ -217,5 +218,5 @@ def _check_size(path: Path, unpacked: int) -> None:
 def _python(place: str, name: str, scalar: Any) -> Any:
     try:
         return scalar.as_py()
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, KeyError) as error:
         raise UserError(f"{place}: column {name!r} is not readable: {error}") from None

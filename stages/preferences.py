@@ -60,12 +60,9 @@ def main() -> None:
         for part in PARTS:
             write_jsonl(output / f"{part}.jsonl", pairs[part])
         write_jsonl(output / "samples.jsonl", samples)
-    left_out = len(human) - sum(map(len, pairs.values())) if human else 0
-    if left_out:
-        print(f"preferences: {left_out} pairs are too long or ask a test question: left out")
     metrics = summarise(pairs, ties) | {
         "human": int(bool(human)),
-        "left_out": left_out,
+        "left_out": len(human) - sum(map(len, pairs.values())) if human else 0,
         "samples_per_prompt": 0 if human else params.preferences.samples,
     }
     write_json("reports/metrics/preferences.json", metrics)
@@ -90,10 +87,15 @@ def written(
         and max(len(pair["chosen_ids"]), len(pair["rejected_ids"])) <= params.split.max_tokens
     ]
     sizes = {part: getattr(params.split.sizes, part) for part in PARTS}
+    left_out = len(human) - len(usable)
+    why = "are too long or ask a test question: left out"
+    source = f"{params.preferences.pairs.file}, of which {left_out} pairs {why}"
     pairs = {
         part: [{"id": f"{part}-{i:05d}"} | pair for i, pair in enumerate(chosen)]
-        for part, chosen in divided(usable, sizes, params.seed).items()
+        for part, chosen in divided(usable, sizes, params.seed, source).items()
     }
+    if left_out:
+        print(f"preferences: {left_out} pairs {why}")
     texts = {
         (pair["prompt"], pair[kind]): {"prompt": pair["prompt"], "answer": pair[kind], "token_ids": pair[ids]}
         for pair in pairs["rm"]

@@ -9,6 +9,7 @@ from rlhf.prompts import answer_ids, question_ids
 from rlhf.questions import distinct_questions, read_questions
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
 from rlhf.sources import locate
+from rlhf.special_tokens import say_unused
 from rlhf.tokenizer import encoder, load_tokenizer
 
 ANSWERED, BARE = ("sft", "val", "test"), ("rm", "rm_test", "ppo")
@@ -18,7 +19,9 @@ def main() -> None:
     params = load()
     split, sizes = params.split, vars(params.split.sizes)
     folder = locate(read_json("data/manifests/policy.json"))
-    encode = encoder(folder, load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    say_unused(folder, tokenizer)
+    encode = encoder(folder, tokenizer)
 
     def tokenised(row: dict) -> dict:
         """The row with its token ids, and how many of them are the prompt."""
@@ -31,8 +34,12 @@ def main() -> None:
     unique = distinct_questions(answers + questions)
     rows = [tokenised(row) for row in in_hash_order(unique, params.seed, itemgetter("question"))]
     fitting = [row for row in rows if len(row["token_ids"]) <= split.max_tokens]
-    parts = cut([row for row in fitting if "answer" in row], {part: sizes[part] for part in ANSWERED})
-    parts |= cut([row for row in fitting if "answer" not in row], {part: sizes[part] for part in BARE})
+    parts = {}
+    for table, names, answered in ((split.answers, ANSWERED, True), (split.questions, BARE, False)):
+        own = [row for row in fitting if ("answer" in row) == answered]
+        long = sum(("answer" in row) == answered for row in rows) - len(own)
+        source = f"{table.file} ({long} over split.max_tokens {split.max_tokens})"
+        parts |= cut(own, {part: sizes[part] for part in names}, source)
 
     hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
     check_frozen(hashes, split.sha256)

@@ -26,7 +26,7 @@ from rlhf.report import (
 )
 
 WORST_PAIRS = 5
-REWARD_UNIT = "(SD of SFT's samples)"
+REWARD_UNIT = "(SD of the rated answers)"
 
 
 def main() -> None:

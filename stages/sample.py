@@ -1,5 +1,5 @@
 """Continue the test prompts with one policy and measure its fit to held-out texts:
-`python -m stages.sample --policy base|sft|sft-again|ppo-<seed>`.
+`python -m stages.sample --policy base|sft|sft-again`, or `--policy ppo --seed 42`.
 """
 
 import argparse
@@ -21,9 +21,10 @@ from rlhf.tokenizer import load_tokenizer
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", required=True, help="base, sft, sft-again or ppo-<seed>")
-    policy = parser.parse_args().policy
-    adapter = adapter_of(policy)
+    parser.add_argument("--policy", required=True, help="base, sft, sft-again or ppo")
+    parser.add_argument("--seed", type=int, help="which of the policies that PPO trained")
+    arguments = parser.parse_args()
+    policy, adapter = named(arguments.policy, arguments.seed)
     params = load()
     generation, max_tokens = params.generation, params.model.micro_batch_tokens
     device = set_determinism(params.runtime.device, params.runtime.threads)
@@ -99,14 +100,14 @@ def main() -> None:
     snapshots.remove()
 
 
-def adapter_of(policy: str) -> str | None:
-    """The adapter that a policy's name means: none for base, `sft`, or the trained `policy`."""
-    if policy.startswith("ppo-") and policy.removeprefix("ppo-").isdigit():
-        return "policy"
-    known = {"base": None, "sft": "sft", "sft-again": "sft"}
-    if policy not in known:
-        raise UserError(f"--policy is {policy!r}: expected base, sft, sft-again or ppo-<seed>")
-    return known[policy]
+def named(policy: str, seed: int | None) -> tuple[str, str | None]:
+    """A policy's name and its adapter: none for base, `sft`, or `policy` for the one that PPO trained."""
+    adapters = {"base": None, "sft": "sft", "sft-again": "sft", "ppo": "policy"}
+    if policy not in adapters:
+        raise UserError(f"--policy is {policy!r}: expected base, sft, sft-again or ppo")
+    if (seed is None) == (policy == "ppo"):
+        raise UserError(f"--policy {policy} with --seed {seed}: expected a seed for ppo, and for ppo alone")
+    return policy if seed is None else f"ppo-{seed}", adapters[policy]
 
 
 if __name__ == "__main__":

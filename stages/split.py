@@ -23,6 +23,7 @@ from rlhf.errors import UserError, run
 from rlhf.record import read_json, replacing, sha256_rows, write_json, write_jsonl
 from rlhf.sections import Rows
 from rlhf.sources import locate
+from rlhf.special_tokens import say_unused
 from rlhf.tokenizer import encoder, load_tokenizer
 
 HELD_OUT = ("val", "rm_test", "test")
@@ -40,7 +41,9 @@ def main() -> None:
     params = load()
     split, sizes = params.split, vars(params.split.sizes)
     folder = locate(read_json("data/manifests/policy.json"))
-    encode = encoder(folder, load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    say_unused(folder, tokenizer)
+    encode = encoder(folder, tokenizer)
     table, held_out_table = data_files(read_json("data/manifests/reviews.json"), split.rows)
 
     rows = read(table, split.rows, split.rows.where)

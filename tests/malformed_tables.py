@@ -205,6 +205,10 @@ def malformed_parquet() -> Iterator[Case]:
         parquet({"text": ["a"], "label": [float("nan")]}),
         "a.parquet, row 1: label is nan: expected 0 or 1",
     )
+    yield damaged(
+        parquet({"text": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int8())), "label": [1]}),
+        "Arrow type map<string, int8 ('text')> does not have a datasets dtype equivalent.",
+    )
     buffer = io.BytesIO()
     pq.write_table(TWICE, buffer)
     yield "a.parquet", buffer.getvalue(), "a.parquet: two columns are called 'text'"

@@ -42,6 +42,7 @@ THIRD_PARTY = {
     "gguf": {"torch", "transformers", "gguf"},
     "hub": {"huggingface_hub"},
     "tokenizer": {"transformers"},
+    "special_tokens": {"transformers"},
     "objectives": {"torch"},
     "optim": {"torch", "bitsandbytes"},
     "feedback": {"torch"},
@@ -74,7 +75,8 @@ LAYERS = (
     {"__init__", "errors", "randomness", "resampling", "ops", "batching", "textmetrics", "prompts"}
     | {"strict", "tables", "annotator", "content"},
     {"sections", "record", "environment", "data", "objectives", "optim", "stats"},
-    {"config", "questions", "tokenizer", "gguf", "hub", "models", "checkpoint", "feedback"},
+    {"config", "questions", "tokenizer", "special_tokens", "gguf", "hub", "models"}
+    | {"checkpoint", "feedback"},
     {"sources", "heads", "sampling", "judging"},
     {"scoring"},
     {"rollout"},
@@ -215,6 +217,13 @@ def test_a_snapshot_s_key_covers_every_declared_input(folder, name):
         section = parameter.partition(".")[0]
         named = f"params.{parameter}" if section in ("runtime", "seed") else section
         assert re.search(rf"\b{re.escape(named)}\b", values), parameter
+
+
+@pytest.mark.parametrize("folder", PIPELINES)
+def test_no_parameter_becomes_part_of_a_shell_s_text(folder):
+    """DVC quotes what `${item}` becomes, `--seed '1; rm x'`; a piece of it, `${item.seed}`, it does not."""
+    commands = [stage["cmd"] for stage in RUN_FILES[folder].values()]
+    assert {found for cmd in commands for found in re.findall(r"\$\{.*?\}", cmd)} == {"${item}"}
 
 
 def test_every_stage_that_keeps_snapshots_is_looked_at():

@@ -278,6 +278,14 @@ def test_a_real_experiment_goes_on_elsewhere_and_only_what_a_change_invalidates_
         printed = run(folder, *program, "restore", zip_file, "--force", expect=1, PYTHONPATH=str(ROOT))
         assert printed.startswith("error: the bundle is of another pipeline: dvc.yaml here has no stage ")
 
+    # An input that nobody brought is named.
+    (there / "below/data.txt").unlink()
+    printed = run(there / "below", *program, "restore", "../../below.zip", PYTHONPATH=str(ROOT))
+    assert (
+        "note: data.txt, which stage preferences reads, is no part of a bundle and is not here\n" in printed
+    )
+    assert printed.endswith("`dvc repro` will start with preferences\n")
+
     # What has changed before is not passed off as the bundle's.
     there = tmp_path / "changed"
     (there / "dvc.yaml").write_text(STAGES.replace("cp artifacts/ppo", "cat artifacts/ppo >"))

@@ -19,7 +19,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 COMMITS = {"policy": "906bfd4b4dc7f14ee4320094d8b41684abff8539", "reviews": "8" * 40, "judge": "7" * 40}
 STAGES = (
     *("split", "sft", "reward", "judge_model", "ppo --seed 1"),
-    *(f"sample --policy {policy}" for policy in ("base", "sft", "sft-again", "ppo-1")),
+    *(f"sample --policy {policy}" for policy in ("base", "sft", "sft-again", "ppo --seed 1")),
     *("judge", "report"),
 )
 # What `python -m stages.X` does, for one after another, since their libraries take long to load.

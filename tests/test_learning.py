@@ -195,6 +195,14 @@ def test_every_adapter_on_a_4_bit_base_is_nearest_to_itself_on_the_float_base(qu
     assert (distances.diagonal() > 0.01).all()  # 16 levels a weight cannot be exact: it is really 4-bit
 
 
+def test_no_4_bit_layer_believes_in_such_a_cpu(monkeypatch, tmp_path):
+    """As if on a CPU with AVX512-BF16, where bitsandbytes would repack each layer's weights."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    base = load_base(write_policy_folder(tmp_path / "base", hidden=64), "float32", "nf4", CPU)
+    layers = [module for module in base.modules() if type(module).__name__ == "Linear4bit"]
+    assert layers and not any(layer.support_avx512bf16_for_cpu for layer in layers)
+
+
 def test_evaluation_first_keeps_4_bit_gradients_and_outputs(quantised):
     """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first evaluation; that must not show."""
     before_any = [gradient.clone() for gradient in gradients(quantised)]

@@ -282,7 +282,10 @@ def test_people_s_pairs_over_the_token_limit_are_left_out_and_said(no_model, cap
     assert (metrics["pairs"], metrics["left_out"]) == (20, 2)
     assert "2 pairs are too long or ask a test question: left out" in capsys.readouterr().out
     write_jsonl("data/preferences.jsonl", over)
-    with pytest.raises(UserError, match="0 distinct prompts: expected at least 3"):
+    with pytest.raises(
+        UserError,
+        match="2 pairs are too long or ask a test question: left out: 0 distinct prompts: expected",
+    ):
         run_stage("preferences")
 
 

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from safetensors.torch import save
 
-from rlhf import checkpoint, data, heads, models, record, sources
+from rlhf import checkpoint, data, heads, models, questions, record, sections, sources
 from rlhf.config import Params, QuestionParams, load
 from rlhf.errors import UserError
 
 CPU = torch.device("cpu")
-DOCUMENT = YAML(typ="safe", pure=True).load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+DOCUMENTS = [
+    YAML(typ="safe", pure=True).load((ROOT / name).read_text(encoding="utf-8"))
+    for name in ("params.yaml", "qa/params.yaml")
+]
 SHARED = {
     **{"derandomize": True, "database": None, "deadline": None},
     "suppress_health_check": (HealthCheck.function_scoped_fixture, HealthCheck.too_slow),
@@ -76,7 +79,7 @@ VALUES = JSON | st.sampled_from([[], {}, 0, 1, 2, -1, 1e-5, 2**63, "1", "cpu", "
 @st.composite
 def documents(draw) -> dict:
     """The published parameters after up to three edits: a key gone, another value, a key more."""
-    document = copy.deepcopy(DOCUMENT)
+    document = copy.deepcopy(draw(st.sampled_from(DOCUMENTS)))
     for _ in range(draw(st.integers(1, 3))):
         *sections, name = draw(st.sampled_from(leaves(document)))
         section = document
@@ -98,7 +101,7 @@ def check_params(path: Path, content: bytes) -> None:
     assert found is None or isinstance(found, Params | QuestionParams)
 
 
-@examples(60)
+@examples(100)
 @given(documents())
 def test_edited_parameters_are_valid_or_refused(tmp_path, document):
     check_params(tmp_path / "params.yaml", json.dumps(document).encode())
@@ -114,7 +117,7 @@ def test_bytes_are_no_parameters(tmp_path, content):
 
 
 @examples(40)
-@given(damaged((ROOT / "params.yaml").read_bytes()))
+@given(damaged((ROOT / "params.yaml").read_bytes()) | damaged((ROOT / "qa/params.yaml").read_bytes()))
 def test_damaged_parameters_are_valid_or_refused(tmp_path, content):
     check_params(tmp_path / "params.yaml", content)
 
@@ -196,6 +199,41 @@ def parquet_bytes() -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [1, 0]}), buffer)
     return buffer.getvalue()
+
+
+def pairs_of(path: Path, content: bytes) -> None:
+    """Pairs and questions of the same file are sound, or refused."""
+    path.write_bytes(content)
+    columns = ("prompt", "chosen", "rejected", "margin")
+    pairs = either(lambda: questions.read_preferences(sections.PairTable(str(path), "utf-8", *columns)))
+    for pair in pairs or ():
+        assert pair.keys() == set(columns) and pair["prompt"] and pair["chosen"] != pair["rejected"]
+        assert pair["margin"] is None or (pair["margin"] and abs(pair["margin"]) < float("inf"))
+    table = sections.AnswerTable(str(path), "utf-8", "prompt", "margin", "chosen")
+    rows = either(lambda: questions.read_questions(table))
+    for row in rows or ():
+        assert row["question"] and row["answer"] and row.get("topic", "any")
+
+
+@pytest.mark.parametrize(("name", "mark"), [("x.csv", ","), ("x.tsv", "\t")])
+@examples(80)
+@given(st.data())
+def test_any_bytes_are_delimited_pairs_or_refused(tmp_path, name, mark, data):
+    rows = 'prompt,chosen,rejected,margin\n"é\n?",b,c,1\nd,e,f,\n'.replace(",", mark)
+    pairs_of(tmp_path / name, data.draw(damaged(rows.encode())))
+
+
+@examples(80)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            dict.fromkeys(("prompt", "chosen", "rejected"), ANY_TEXT | JSON) | {"margin": SCALARS | JSON}
+        ),
+        max_size=3,
+    )
+)
+def test_any_values_are_pairs_or_refused(tmp_path, rows):
+    pairs_of(tmp_path / "x.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9).filter(str.strip)

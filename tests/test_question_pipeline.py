@@ -172,32 +172,32 @@ def test_a_bad_parameter_gives_one_line_and_loses_nothing(restored, changes, sta
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "stage", "message"),
+    ("file", "content", "stage", "message"),
     [
         (
-            "answers",
-            {"question": "the film is dull .", "answer": " "},
+            "answers.csv",
+            'A,Q\n" ",the film is dull .\n',
             "questions",
-            "answers.jsonl, line 1: answer is empty",
+            "answers.csv, line 2: answer is empty",
         ),
         (
-            "questions",
-            {"text": "the film is dull ."},
+            "questions.jsonl",
+            '{"text": "the film is dull ."}\n',
             "questions",
             "questions.jsonl, line 1: no column 'question': it has ['text']",
         ),
         (
-            "preferences",
-            {"prompt": "a", "chosen": "b", "rejected": "b"},
+            "preferences.jsonl",
+            '{"prompt": "a", "chosen": "b", "rejected": "b"}\n',
             "preferences",
             "preferences.jsonl, line 1: chosen and rejected are the same text: 'b'",
         ),
     ],
 )
-def test_a_bad_row_gives_one_line_and_loses_nothing(restored, file, row, stage, message):
-    write_jsonl(restored / f"qa/data/{file}.jsonl", [row])
+def test_a_bad_row_gives_one_line_and_loses_nothing(restored, file, content, stage, message):
+    (restored / "qa/data" / file).write_text(content)
     assert message in only_error(restored / "qa", stage, **BELOW)
-    run(restored, "git", "checkout", "--quiet", f"qa/data/{file}.jsonl")
+    run(restored, "git", "checkout", "--quiet", f"qa/data/{file}")
     assert run(restored, "git", "status", "--porcelain") == ""
 
 

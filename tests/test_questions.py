@@ -181,7 +181,7 @@ def pairs(prompts: int, each: int = 2) -> list[dict]:
 
 def test_pairs_are_divided_by_prompt_in_proportion():
     rows = pairs(40)
-    parts = divided(rows, {"rm": 96, "val": 24, "rm_test": 40}, 5)
+    parts = divided(rows, {"rm": 96, "val": 24, "rm_test": 40}, 5, "x.csv")
     assert {part: len({row["prompt"] for row in found}) for part, found in parts.items()} == {
         "rm": 24,
         "val": 6,
@@ -190,26 +190,30 @@ def test_pairs_are_divided_by_prompt_in_proportion():
     for first, second in combinations(parts.values(), 2):
         assert not {row["prompt"] for row in first} & {row["prompt"] for row in second}
     assert sorted((row for found in parts.values() for row in found), key=rows.index) == rows
-    assert divided(rows, {"rm": 96, "val": 24, "rm_test": 40}, 6) != parts
+    assert divided(rows, {"rm": 96, "val": 24, "rm_test": 40}, 6, "x.csv") != parts
 
 
 def test_spellings_of_one_prompt_stay_together():
     rows = [{"prompt": text} for i in range(12) for text in (f"prompt {i}", f" Prompt  {i} ")]
-    for found in divided(rows, {"rm": 2, "val": 1, "rm_test": 1}, 5).values():
+    for found in divided(rows, {"rm": 2, "val": 1, "rm_test": 1}, 5, "x.csv").values():
         assert len(found) == 2 * len({" ".join(row["prompt"].lower().split()) for row in found})
 
 
 @pytest.mark.parametrize("prompts", range(3, 13))
 def test_as_many_prompts_as_parts_leave_no_part_empty(prompts):
-    parts = divided(pairs(prompts), {"rm": 96, "val": 24, "rm_test": 40}, 5)
+    parts = divided(pairs(prompts), {"rm": 96, "val": 24, "rm_test": 40}, 5, "x.csv")
     assert all(parts.values()) and sum(map(len, parts.values())) == 2 * prompts
 
 
 def test_fewer_prompts_than_parts_are_refused():
-    with pytest.raises(UserError, match="preferences: 2 distinct prompts: expected at least 3"):
-        divided(pairs(2), {"rm": 96, "val": 24, "rm_test": 40}, 5)
+    with pytest.raises(UserError, match=r"^x\.csv: 2 distinct prompts: expected at least 3"):
+        divided(pairs(2), {"rm": 96, "val": 24, "rm_test": 40}, 5, "x.csv")
 
 
+ANSWERS = {
+    **{"file": "data/answers.jsonl", "encoding": "utf-8"},
+    **{"question_column": "question", "answer_column": "answer", "topic_column": "topic"},
+}
 SIZES = {"sft": 6, "val": 2, "test": 3, "rm": 3, "rm_test": 2, "ppo": 3}
 
 
@@ -217,10 +221,11 @@ SIZES = {"sft": 6, "val": 2, "test": 3, "rm": 3, "rm_test": 2, "ppo": 3}
 def folder(tmp_path, monkeypatch):
     """Twelve answered and ten bare questions: of each kind one is too long, and one of each asks the same."""
     with write_folder(tmp_path, monkeypatch):
-        set_params(Path(), {"split.sizes": SIZES, "split.max_tokens": 40, "ppo.validation_prefixes": 2})
+        set_params(Path(), {"split.sizes": SIZES, "split.answers": ANSWERS, "split.max_tokens": 40})
+        set_params(Path(), {"ppo.validation_prefixes": 2})
         texts = [f"is the plot {word} {other} ?" for word in ("thin", "dull", "long") for other in "abcdefg"]
         rows = [{"question": text, "answer": "it is a film .", "topic": "film"} for text in texts[:12]]
-        rows += [{"question": "the " * 40, "answer": "it is ."}]
+        rows += [{"question": "the " * 40, "answer": "it is .", "topic": ""}]
         write_jsonl("data/answers.jsonl", rows)
         write_jsonl(
             "data/questions.jsonl",
@@ -281,8 +286,14 @@ def test_another_split_than_the_frozen_one_stops_the_stage_and_loses_nothing(fol
     assert parts() == before
 
 
-@pytest.mark.parametrize(("part", "parts_named"), [("test", "sft, val, test"), ("rm", "rm, rm_test, ppo")])
-def test_too_few_questions_of_a_kind_are_said(folder, part, parts_named):
+@pytest.mark.parametrize(
+    ("part", "parts_named", "file"),
+    [("test", "sft, val, test", "answers"), ("rm", "rm, rm_test, ppo", "questions")],
+)
+def test_too_few_questions_of_a_kind_are_said(folder, part, parts_named, file):
     set_params(Path(), {"split.sizes": SIZES | {part: 20}})
-    with pytest.raises(UserError, match=f"rows for {parts_named} and only"):
+    with pytest.raises(
+        UserError,
+        match=f"rows for {parts_named} and only [0-9]+ of data/{file}.jsonl .1 over split.max_tokens 40. are",
+    ):
         run_stage("questions")

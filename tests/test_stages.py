@@ -5,7 +5,7 @@ import pytest
 from rlhf.config import load
 from rlhf.data import Row, in_hash_order
 from rlhf.errors import UserError
-from stages.sample import adapter_of
+from stages.sample import named
 from stages.split import check_frozen, judge_part
 
 REVIEWS = [
@@ -39,14 +39,27 @@ def test_a_frozen_split_names_the_parts_that_differ():
 
 
 @pytest.mark.parametrize(
-    ("policy", "adapter"),
-    [("base", None), ("sft", "sft"), ("sft-again", "sft"), ("ppo-42", "policy"), ("ppo-0", "policy")],
+    ("policy", "seed", "found"),
+    [
+        *(
+            ("base", None, ("base", None)),
+            ("sft", None, ("sft", "sft")),
+            ("sft-again", None, ("sft-again", "sft")),
+        ),
+        *(("ppo", 42, ("ppo-42", "policy")), ("ppo", 0, ("ppo-0", "policy"))),
+    ],
 )
-def test_a_policy_names_its_adapter(policy, adapter):
-    assert adapter_of(policy) == adapter
+def test_a_policy_has_a_name_and_an_adapter(policy, seed, found):
+    assert named(policy, seed) == found
 
 
-@pytest.mark.parametrize("policy", ["", "ppo", "ppo-", "ppo-x", "ppo-1/..", "reward"])
-def test_another_name_is_refused(policy):
-    with pytest.raises(UserError, match=r"expected base, sft, sft-again or ppo-<seed>"):
-        adapter_of(policy)
+@pytest.mark.parametrize("policy", ["", "ppo-1", "ppo-x", "ppo/..", "reward"])
+def test_another_policy_is_refused(policy):
+    with pytest.raises(UserError, match=r"expected base, sft, sft-again or ppo$"):
+        named(policy, None)
+
+
+@pytest.mark.parametrize(("policy", "seed"), [("ppo", None), ("sft", 1), ("base", 0)])
+def test_a_seed_is_ppo_s_and_ppo_s_alone(policy, seed):
+    with pytest.raises(UserError, match="expected a seed for ppo, and for ppo alone"):
+        named(policy, seed)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import pyarrow as pa
@@ -130,6 +131,13 @@ def test_columns_that_are_not_read_may_hold_anything(table):
         {"text": [f"{i}" for i in range(1000)], "m": maps, "label": [i % 2 for i in range(1000)]}
     )
     assert table("a.parquet", content) == [Row(f"{i}", i % 2) for i in range(1000)]
+
+
+def test_a_relative_path_below_a_folder_with_the_marks_of_a_pattern(tmp_path, monkeypatch):
+    (tmp_path / "my [v2] *").mkdir()
+    monkeypatch.chdir(tmp_path / "my [v2] *")
+    Path("a.parquet").write_bytes(parquet({"text": ["a"]}))
+    assert read_records(Path("a.parquet"), ["text"], {}) == [Record("a.parquet, row 1", {"text": "a"})]
 
 
 def test_reading_parquet_leaves_nothing_behind(tmp_path):

@@ -22,6 +22,7 @@ from rlhf.heads import reward_head
 from rlhf.models import add_adapters, load_base, select
 from rlhf.sampling import sample
 from rlhf.scoring import evaluate, reward_logits
+from rlhf.special_tokens import say_unused
 from rlhf.tokenizer import encoder, load_tokenizer
 
 
@@ -103,6 +104,42 @@ def test_a_text_with_a_token_that_the_model_does_not_know_is_one_line_of_error(t
     )
     change(folder / "config.json", vocab_size=size + 1)
     assert size in encoder(folder, tokenizer)("a [PAD] film")
+
+
+@pytest.mark.parametrize(
+    ("pad", "bos", "said"),
+    [
+        ((None, None, None), (None, None, None), ""),
+        ((3, 3, 3), (None, None, None), ""),
+        (
+            (None, 7, 7),
+            (None, None, None),
+            "pad_token_id: tokenizer none, config.json 7, generation_config.json 7",
+        ),
+        (
+            (3, None, 3),
+            (None, None, None),
+            "pad_token_id: tokenizer 3, config.json none, generation_config.json 3",
+        ),
+        # As Qwen3's base: the tokenizer has no beginning of sequence, and config.json names one.
+        (
+            (None, None, None),
+            (None, 5, 5),
+            "bos_token_id: tokenizer none, config.json 5, generation_config.json 5",
+        ),
+    ],
+)
+def test_unused_tokens_on_which_the_files_disagree_are_named(tmp_path, capsys, pad, bos, said):
+    folder = write_policy_folder(tmp_path / "base")
+    tokenizer = load_tokenizer(folder)
+    tokenizer.pad_token_id, tokenizer.bos_token_id = pad[0], bos[0]
+    for name, pad_id, bos_id in zip(("config.json", "generation_config.json"), pad[1:], bos[1:], strict=True):
+        change(folder / name, pad_token_id=pad_id, bos_token_id=bos_id)
+    capsys.readouterr()
+    say_unused(folder, tokenizer)
+    choices = {"pad": "padding is masked by length, whatever token it has"}
+    choices |= {"bos": "no beginning of sequence is ever added", "": ""}
+    assert capsys.readouterr().out == (f"base: {said}: {choices[said[:3]]}\n" if said else "")
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "3"])

@@ -251,8 +251,8 @@ def test_a_ppo_policy_equal_to_sft_samples_as_sft_does(run):
     """The noise is named by prefix and sample, and the KL is to SFT."""
     shutil.copytree("artifacts/sft", "artifacts/ppo/1")
     found = []
-    for policy in ("sft", "ppo-1"):
-        run(f"sample --policy {policy}", {"sample.n": 2})
+    for policy, arguments in (("sft", "sft"), ("ppo-1", "ppo --seed 1")):
+        run(f"sample --policy {arguments}", {"sample.n": 2})
         found.append(read_jsonl(f"artifacts/samples/{policy}.jsonl"))
     assert {row.pop("policy") for row in found[0]} == {"sft"}
     assert {row.pop("policy") for row in found[1]} == {"ppo-1"}

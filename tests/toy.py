@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from tiny import write_policy_folder
 from transformers import BertConfig, BertModel
 
-from rlhf.record import sha256_file, write_jsonl
+from rlhf.record import sha256_file, write_csv, write_jsonl
 
 NOUNS = ("film", "story", "cast", "plot", "ending", "score", "script", "hero")
 PLACES = ("for once", "at last", "in the end", "as ever", "by far")
@@ -47,10 +47,10 @@ def write_sources(folder: Path) -> None:
 
 
 def write_questions(folder: Path) -> None:
-    """Write answers.jsonl, questions.jsonl and an empty preferences.jsonl, made of the same sentences."""
+    """Write answers.csv, questions.jsonl and an empty preferences.jsonl, made of the same sentences."""
     texts = [text for text, _ in SENTENCES]
     answered = zip(texts[::10], texts[5::10], strict=True)
-    write_jsonl(folder / "answers.jsonl", [{"question": q, "answer": a} for q, a in answered])
+    write_csv(folder / "answers.csv", [{"Q": question, "A": answer} for question, answer in answered])
     write_jsonl(folder / "questions.jsonl", [{"question": question} for question in texts[1::10]])
     write_jsonl(folder / "preferences.jsonl", [])
 
@@ -100,8 +100,9 @@ def toy_question_params(params: dict) -> dict:
     params["fetch"] = {"policy": source("../toy/policy", {})}
     params["runtime"] |= {"threads": 1, "snapshot_seconds": 0}
     params["split"] |= {"template": "{question} and so", "max_tokens": 60, "sha256": None}
-    for table in ("answers", "questions"):
-        params["split"][table] |= {"topic_column": None}
+    params["split"]["questions"] |= {"topic_column": None}
+    params["split"]["answers"] |= {"file": "data/answers.csv", "topic_column": None}
+    params["split"]["answers"] |= {"question_column": "Q", "answer_column": "A"}
     params["split"]["sizes"] = {"sft": 32, "val": 6, "test": 8, "rm": 16, "rm_test": 8, "ppo": 16}
     params["preferences"] |= {"samples": 3, "noise": 0.1, "batch_size": 16}
     params["generation"] |= {"response_tokens": 6}

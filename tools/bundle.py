@@ -279,10 +279,23 @@ def place(folder: Path, files: Files, different: list[str]) -> None:
 def give_to_cache() -> list[str]:
     """Commit to DVC's cache what only lacks there; return the stages that have changed otherwise."""
     status = json.loads(dvc("status", "--json", "dvc.yaml"))  # of this pipeline, not of one below it
+    for stage, path in absent_inputs(status):
+        print(f"note: {path}, which stage {stage} reads, is no part of a bundle and is not here")
     lacking = [name for name, changes in status.items() if all(map(only_lacks_cache, changes))]
     if lacking:
         dvc("commit", *lacking)
     return [name for name in status if name not in lacking]
+
+
+def absent_inputs(status: dict[str, list]) -> list[tuple[str, str]]:
+    """Return stage and path of every input that DVC misses, such as a table of the user's."""
+    found = [
+        (stage, change["changed deps"])
+        for stage, changes in status.items()
+        for change in changes
+        if isinstance(change, dict) and "changed deps" in change
+    ]
+    return [(stage, path) for stage, deps in found for path, state in deps.items() if state == "deleted"]
 
 
 def only_lacks_cache(change: Any) -> bool:

@@ -83,6 +83,12 @@ def usage(merged: bool, params: AnyParams, words: Words) -> str:
 
 The adapter was trained on a base in {params.model.dtype} (quantisation: {params.model.quantization}) and
 {now}: the metrics below are those on the base of training."""
+    source = params.fetch.policy
+    if source.kind == "wheel" and not merged:
+        text += f"""
+
+The base is no folder on a hub: the project's fetch stage makes it of
+`{md.escape(source.path or source.name)}`, a file of a Python package. The export `--merged` needs no base."""
     return f"""{text}
 
 It was trained and evaluated with the full distribution: {quoted}, with at most

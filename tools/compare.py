@@ -16,6 +16,7 @@ import pandas as pd
 from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from rlhf.errors import UserError, run
 from rlhf.record import write_text
@@ -121,6 +122,8 @@ def read(name: str, pipeline: Pipeline) -> Experiment:
         raise UserError(f"{name}: {missing}") from None
     except DvcException as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{name}: expected the files of a run, found {error!r}") from None
 
 
 def contents(name: str, files: DVCFileSystem, pipeline: Pipeline) -> Experiment:

@@ -13,7 +13,7 @@ LIMITS = """- The heuristic score is a rule about style: it cannot tell a right 
   person judged whether an answer is true.
 - {preferences}
 - One policy model, one SFT run, one reward model, one split: variation between these is not measured.
-- The questions are one collection, written by the same hand; nothing is shown about other questions.
+- All questions come from the same tables; nothing is shown about questions of another kind.
 - The PPO checkpoint is selected by the reward that PPO optimises, on other questions than the test's.
 - The validation questions serve three ends: they choose the reward model's checkpoint and PPO's, and their
   hand-written answers give the NLL."""
@@ -86,7 +86,8 @@ def _preferences(preferences: dict[str, int]) -> str:
             for part in parts]  # fmt: skip
     said = (
         f"{preferences['pairs']} pairs of answers to {preferences['prompts']} questions, people's own, from "
-        "the user's file. No annotator was simulated, so that the counts of ties and turned pairs are 0."
+        "the user's file. No annotator was simulated, so that there are no ties; turned round are pairs that "
+        "the file gives a margin below 0."
         if preferences["human"]
         else f"{preferences['pairs']} pairs of answers to {preferences['prompts']} questions, "
         f"{preferences['samples_per_prompt']} samples of SFT each, judged by the simulated annotator; a pair "

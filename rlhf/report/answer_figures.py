@@ -26,7 +26,7 @@ def overoptimisation(
     reward and heuristic, each with _low and _high.
     """
     panels = (
-        ("reward", "Reward", "change from SFT (SD of SFT's samples)"),
+        ("reward", "Reward", "change from SFT (SD of the rated answers)"),
         ("heuristic", "Heuristic score", "change from SFT (points)"),
     )
     with page(path, 1, 3, (11.5, 3.7)) as axes:
@@ -38,7 +38,7 @@ def overoptimisation(
             axis.set(title=f"{title} along training", xlabel="KL from SFT (nats per sequence)", ylabel=label)
         axes[0, 0].legend(loc="upper left")
         against(axes[0, 2], table, "reward", "heuristic")
-        axes[0, 2].set(title="Test questions", xlabel="reward (SD of SFT's samples)")
+        axes[0, 2].set(title="Test questions", xlabel="reward (SD of the rated answers)")
         axes[0, 2].set_ylabel("heuristic score (points)")
         axes[0, 2].legend(loc="upper left")
 

@@ -12,7 +12,7 @@ from rlhf.stats import Interval
 QUESTION = Unit("question", "questions", "reference answer", "reference answers")
 MEASURES = (
     Measure("heuristic", "Heuristic score", "points, -5 to 5", 2),
-    Measure("reward", "Reward", "SD of SFT's samples", 2),
+    Measure("reward", "Reward", "SD of the rated answers", 2),
     Measure("token_f1", "Token F1", "0 to 1"),
     Measure("chrf", "chrF", "0 to 100", 1),
     Measure("characters", "Length", "characters", 1),

@@ -124,7 +124,7 @@ def test_an_empty_file_says_that_nobody_has_written_any(tmp_path, content):
             (paired, PAIR | {"margin": value}, f"margin is {found}: expected a number other than 0, or none")
             for value, found in (
                 (0, "0"), (True, "True"), ("0", "'0'"), ("two", "'two'"), ("nan", "'nan'"),
-                ("1e999", "'1e999'"), ([2], "[2]"), (1e999, "inf"), (10**400, f"1{'0' * 76}..."),
+                ("1e999", "'1e999'"), ([2], "[2]"), (10**400, f"1{'0' * 76}..."),
             )
         ),
     ],

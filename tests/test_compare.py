@@ -263,6 +263,19 @@ def test_a_revision_without_the_second_pipeline_is_said_in_one_line(project, cal
         called(project, "main", "exp-a", "--pipeline", "qa")
 
 
+@pytest.mark.parametrize("params", ["a: [", "[]", "ppo: {}", "ppo: {seeds: 3}", "ppo: {seeds: [{}]}"])
+def test_parameters_that_are_none_are_said_in_one_line(qa_project, called, params):
+    path = qa_project / "qa/params.yaml"
+    before = path.read_bytes()
+    try:
+        path.write_text(params)
+        with pytest.raises(errors.UserError, match=r"^workspace: expected ") as found:
+            called(qa_project, "main", "workspace", "--pipeline", "qa")
+    finally:
+        path.write_bytes(before)
+    assert "\n" not in str(found.value)
+
+
 @pytest.mark.parametrize(
     ("column", "what"),
     [("question", "test questions"), ("reference", "reference answers to the test questions")],

@@ -32,9 +32,10 @@ def named(stages: set[str]) -> set[str]:
 
 @pytest.fixture
 def restored(project):
-    """The project, and afterwards every file that git holds as it was."""
+    """The project, and afterwards its files as git holds them."""
     yield project
     run(project, "git", "checkout", "--quiet", ".")
+    run(project, "git", "clean", "--quiet", "--force", "qa/data")
 
 
 def test_every_declared_output_is_there_and_in_the_lock(project):

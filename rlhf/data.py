@@ -101,8 +101,7 @@ def in_hash_order(rows: list, seed: int, text_of: Callable[[Any], str] = attrget
 
 
 def cut(rows: list[dict], sizes: dict[str, int], source: str = "") -> dict[str, list[dict]]:
-    """Cut `rows`, of `source`, in order into disjoint parts and number each part's rows; `UserError` if too
-    few."""
+    """Cut rows of `source`, in order, into disjoint parts, their rows numbered; `UserError` if too few."""
     needed = sum(sizes.values())
     if len(rows) < needed:
         raise UserError(

@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 from rlhf.errors import UserError
 
-UNPACKED_BYTES = (
-    2**26
-)  # a Parquet file may always unpack to this much, and above it to a hundred times its size
+UNPACKED_BYTES = 2**26  # a Parquet file may always unpack to this, and above it to a hundred times its size
 BATCH_ROWS = 32  # so few, since each may hold a value as large as the footer allows
 
 

@@ -335,9 +335,9 @@ def test_a_base_on_a_hub_is_named_with_its_commit(here, tmp_path):
 
 def test_a_base_out_of_a_package_is_said_to_be_no_folder_on_a_hub(here):
     params = load()
-    policy = dataclasses.replace(params.fetch.policy, kind="wheel", name="llm", path="llm/x.gguf")
+    policy = dataclasses.replace(params.fetch.policy, kind="wheel", name="llm", path="llm_x/x.gguf")
     params = dataclasses.replace(params, fetch=dataclasses.replace(params.fetch, policy=policy))
-    said = "makes it of\n`llm/x.gguf`, a file of a Python package. The export `--merged` needs no base."
+    said = "makes it of\n`llm_x/x.gguf`, a file of a Python package. The export `--merged` needs no base."
     assert said in card.card("sft", False, params) and said not in card.card("sft", True, params)
 
 

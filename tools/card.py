@@ -88,7 +88,7 @@ The adapter was trained on a base in {params.model.dtype} (quantisation: {params
         text += f"""
 
 The base is no folder on a hub: the project's fetch stage makes it of
-`{md.escape(source.path or source.name)}`, a file of a Python package. The export `--merged` needs no base."""
+`{source.path or source.name}`, a file of a Python package. The export `--merged` needs no base."""
     return f"""{text}
 
 It was trained and evaluated with the full distribution: {quoted}, with at most

@@ -47,10 +47,10 @@ def main() -> None:
     tokenizer = load_tokenizer(folder)
     human = read_preferences(params.preferences.pairs)
     if human:
-        pairs, samples = written(params, human, encoder(folder, tokenizer))
+        pairs, samples, left_out = written(params, human, encoder(folder, tokenizer))
         ties = dict.fromkeys(PARTS, 0)
     else:
-        samples = sampled(params, folder, device, tokenizer, snapshots)
+        samples, left_out = sampled(params, folder, device, tokenizer, snapshots), 0
         pairs, ties = judged(params, samples)
     for part in PARTS:
         if not pairs[part]:
@@ -62,7 +62,7 @@ def main() -> None:
         write_jsonl(output / "samples.jsonl", samples)
     metrics = summarise(pairs, ties) | {
         "human": int(bool(human)),
-        "left_out": len(human) - sum(map(len, pairs.values())) if human else 0,
+        "left_out": left_out,
         "samples_per_prompt": 0 if human else params.preferences.samples,
     }
     write_json("reports/metrics/preferences.json", metrics)
@@ -72,8 +72,9 @@ def main() -> None:
 
 def written(
     params: QuestionParams, human: list[dict], encode: Encode
-) -> tuple[dict[str, list[dict]], list[dict]]:
-    """People's pairs, cut into parts by their prompts; and their distinct answers, in place of samples.
+) -> tuple[dict[str, list[dict]], list[dict], int]:
+    """People's pairs, cut into parts by their prompts; their distinct answers, in place of samples; and how
+    many pairs were left out.
 
     Left out are pairs to a test question and pairs with more than `split.max_tokens` tokens in an answer and
     its question.
@@ -101,7 +102,7 @@ def written(
         for pair in pairs["rm"]
         for kind, ids in (("chosen", "chosen_ids"), ("rejected", "rejected_ids"))
     }
-    return pairs, list(texts.values())
+    return pairs, list(texts.values()), left_out
 
 
 def encoded(pair: dict, template: str, encode: Encode) -> dict:

@@ -33,13 +33,13 @@ def main() -> None:
     answers, questions = read_questions(split.answers), read_questions(split.questions)
     unique = distinct_questions(answers + questions)
     rows = [tokenised(row) for row in in_hash_order(unique, params.seed, itemgetter("question"))]
-    fitting = [row for row in rows if len(row["token_ids"]) <= split.max_tokens]
-    parts = {}
+    parts, fitting = {}, []
     for table, names, answered in ((split.answers, ANSWERED, True), (split.questions, BARE, False)):
-        own = [row for row in fitting if ("answer" in row) == answered]
-        long = sum(("answer" in row) == answered for row in rows) - len(own)
-        source = f"{table.file} ({long} over split.max_tokens {split.max_tokens})"
-        parts |= cut(own, {part: sizes[part] for part in names}, source)
+        own = [row for row in rows if ("answer" in row) == answered]
+        short = [row for row in own if len(row["token_ids"]) <= split.max_tokens]
+        source = f"{table.file} ({len(own) - len(short)} over split.max_tokens {split.max_tokens})"
+        parts |= cut(short, {part: sizes[part] for part in names}, source)
+        fitting += short
 
     hashes = {part: sha256_rows(chosen) for part, chosen in parts.items()}
     check_frozen(hashes, split.sha256)

@@ -26,7 +26,6 @@ from rlhf.report import (
 )
 
 WORST_PAIRS = 5
-REWARD_UNIT = "(SD of the rated answers)"
 
 
 def main() -> None:
@@ -83,9 +82,9 @@ def main() -> None:
             pd.read_csv("reports/plots/reward_validation.csv"),
             logs,
             "Bradley-Terry loss (nats)",
-            REWARD_UNIT,
+            f"({answers.REWARD_UNIT})",
         )
-        figures.validation(folder / "validation.png", validation, selected, REWARD_UNIT)
+        figures.validation(folder / "validation.png", validation, selected, f"({answers.REWARD_UNIT})")
         figures.diagnostics(folder / "diagnostics.png", logs)
 
     # 4. Text and metrics.

@@ -6,10 +6,9 @@ import sys
 import pytest
 from architecture import ROOT
 from dvc.repo import Repo
-from ruamel.yaml import YAML
 from synthetic_answers import answer_rows
 from synthetic_results import judged_rows, likelihoods, write_params
-from toy import run
+from toy import run, set_params
 
 from rlhf import errors, record
 from rlhf.report import answers
@@ -23,29 +22,27 @@ NEVER_RUN = "stages: {judge: {cmd: judge, outs: [artifacts/judged.csv]}}\n"
 
 def write(root, shift, lr=2e-4, seeds=(1, 2, 3), reward_model="r", rise=0.0, prefixes=40):
     """What one experiment leaves: its parameters, its judged rows, and the models that scored them."""
-    yaml = YAML()
-    params = yaml.load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    params["ppo"] |= {"seeds": list(seeds), "lr": lr}
-    params["report"]["resamples"] = 500
-    with (root / "params.yaml").open("w", encoding="utf-8") as file:
-        yaml.dump(params, file)
+    write_params(root, "params.yaml", seeds, resamples=500)
+    set_params(root, {"ppo.lr": lr})
     texts = ("a fine, long\r\nfilm", "NA", "")
     rows = judged_rows(seeds=seeds, judge=shift, texts=texts, prefixes=prefixes)
-    record.write_csv(root / "artifacts/judged.csv", rows.to_dict("records"))
-    for policy, frame in likelihoods([f"ppo-{seed}" for seed in seeds], rise).items():
-        record.write_jsonl(root / f"artifacts/val_nll/{policy}.jsonl", frame.to_dict("records"))
+    write_artifacts(root, rows, seeds, reward_model, rise)
     record.write_text(root / "artifacts/judge_model/m", "j")
-    record.write_text(root / "artifacts/reward/m", reward_model)
 
 
 def write_qa(root, heuristic, seeds=(1, 2, 3), reward_model="r", rise=0.0, questions=40):
     """What one experiment of the second pipeline leaves."""
     write_params(root / "qa", "qa/params.yaml", seeds, resamples=500)
     rows = answer_rows(seeds=seeds, heuristic=heuristic, questions=questions)
-    record.write_csv(root / "qa/artifacts/judged.csv", rows.to_dict("records"))
+    write_artifacts(root / "qa", rows, seeds, reward_model, rise)
+
+
+def write_artifacts(folder, rows, seeds, reward_model, rise):
+    """What the stages of either pipeline leave: judged rows, likelihoods, and the reward model."""
+    record.write_csv(folder / "artifacts/judged.csv", rows.to_dict("records"))
     for policy, frame in likelihoods([f"ppo-{seed}" for seed in seeds], rise).items():
-        record.write_jsonl(root / f"qa/artifacts/val_nll/{policy}.jsonl", frame.to_dict("records"))
-    record.write_text(root / "qa/artifacts/reward/m", reward_model)
+        record.write_jsonl(folder / f"artifacts/val_nll/{policy}.jsonl", frame.to_dict("records"))
+    record.write_text(folder / "artifacts/reward/m", reward_model)
 
 
 def commit(root, tracked=TRACKED):

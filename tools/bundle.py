@@ -39,6 +39,8 @@ PROJECT_FILES = ("dvc.lock", "dvc.yaml", "params.yaml")
 FOLDERS = ("artifacts", "data", "reports")  # where outputs lie, and all that `restore` writes into
 DATE = (1980, 1, 1, 0, 0, 0)
 MODE = stat.S_IFREG | 0o644
+# What reading a run file or a lock raises where it is none.
+YAML_ERRORS = (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # What zipfile raises on an archive that is damaged or not its own.
 ZIP_ERRORS = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error)
 
@@ -113,7 +115,7 @@ def locked_outputs(path: Path) -> dict[str, str]:
     """Return path -> md5 of every output of a dvc.lock; raises `UserError` when it is none."""
     try:
         found = outputs(read_stages(path))
-    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except YAML_ERRORS:
         found = None
     if found is None or not all(isinstance(text, str) for item in found.items() for text in item):
         raise UserError("dvc.lock is not a lock file of DVC with an md5 for every output")
@@ -124,7 +126,7 @@ def stage_names(path: Path) -> list[str]:
     """Return the stages of a run file or a lock, a stage of a matrix once; `UserError` when it is none."""
     try:
         return [name.partition("@")[0] for name in read_stages(path)]
-    except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except YAML_ERRORS:
         raise UserError(f"{path.name} is not a file of DVC's with stages") from None
 
 

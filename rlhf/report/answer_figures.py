@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rlhf.report.answers import REWARD_UNIT
 from rlhf.report.drawing import BLUE, against, calibration, gains, mark_selected, page
 from rlhf.report.figures import Panel
 from rlhf.report.pairs import Accuracy
@@ -26,7 +27,7 @@ def overoptimisation(
     reward and heuristic, each with _low and _high.
     """
     panels = (
-        ("reward", "Reward", "change from SFT (SD of the rated answers)"),
+        ("reward", "Reward", f"change from SFT ({REWARD_UNIT})"),
         ("heuristic", "Heuristic score", "change from SFT (points)"),
     )
     with page(path, 1, 3, (11.5, 3.7)) as axes:
@@ -38,7 +39,7 @@ def overoptimisation(
             axis.set(title=f"{title} along training", xlabel="KL from SFT (nats per sequence)", ylabel=label)
         axes[0, 0].legend(loc="upper left")
         against(axes[0, 2], table, "reward", "heuristic")
-        axes[0, 2].set(title="Test questions", xlabel="reward (SD of the rated answers)")
+        axes[0, 2].set(title="Test questions", xlabel=f"reward ({REWARD_UNIT})")
         axes[0, 2].set_ylabel("heuristic score (points)")
         axes[0, 2].legend(loc="upper left")
 

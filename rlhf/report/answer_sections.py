@@ -3,7 +3,7 @@
 import pandas as pd
 
 from rlhf.report import markdown as md
-from rlhf.report.answers import QUESTION, Check
+from rlhf.report.answers import QUESTION, REWARD_UNIT, Check
 from rlhf.report.results import (
     check_table,
     flag_table,
@@ -28,7 +28,7 @@ SHARES = {
 }
 MEANS = {
     "heuristic": ("Heuristic score [-5, 5]", 2),
-    "reward": ("Reward (SD of the rated answers, 0: their mean)", 2),
+    "reward": (f"Reward ({REWARD_UNIT}, 0: their mean)", 2),
     "kl": ("KL from SFT (nats per sequence)", 2),
     "token_f1": ("Token F1 [0, 1]", 3),
     "chrf": ("chrF [0, 100]", 1),
@@ -121,9 +121,7 @@ def hacking(
         parting(path, "heuristic", "heuristic score", QUESTION.many),
         md.folded(
             "Each check on the validation questions",
-            check_table(
-                path, GAINS, "Reward (SD of the rated answers), heuristic score (points) and characters"
-            ),
+            check_table(path, GAINS, f"Reward ({REWARD_UNIT}), heuristic score (points) and characters"),
         ),
         phrase_tables(phrases, "answers"),
     ]

@@ -10,9 +10,10 @@ from rlhf.report.comparisons import Measure, Unit, align
 from rlhf.stats import Interval
 
 QUESTION = Unit("question", "questions", "reference answer", "reference answers")
+REWARD_UNIT = "SD of the rated answers"  # of SFT's samples, or of the answers in people's pairs
 MEASURES = (
     Measure("heuristic", "Heuristic score", "points, -5 to 5", 2),
-    Measure("reward", "Reward", "SD of the rated answers", 2),
+    Measure("reward", "Reward", REWARD_UNIT, 2),
     Measure("token_f1", "Token F1", "0 to 1"),
     Measure("chrf", "chrF", "0 to 100", 1),
     Measure("characters", "Length", "characters", 1),
